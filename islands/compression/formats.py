@@ -1,0 +1,53 @@
+"""Number formats on the wire: torch tensors to byte buffers and back.
+
+Masters stay in fp32 (fp64 in tests); a lower precision exists only inside a buffer. Buffers are
+NumPy
+``uint8`` arrays, because those cross a process boundary without copies and their length *is* the
+number of bytes that a run reports.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Buffer: TypeAlias = NDArray[np.uint8]
+FloatFormat = Literal["bf16", "fp16", "fp32", "fp64"]
+
+DTYPES: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+# Buffers that arrive through shared memory are read-only. They are only ever read here, and torch
+# has no read-only tensors, so its warning about writing to them does not apply.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def encode(tensor: Tensor, fmt: str) -> Buffer:
+    """The tensor's values, in order, rounded to nearest-even in ``fmt``, as a buffer that owns its
+    memory."""
+    rounded = tensor.detach().to(device="cpu", dtype=DTYPES[fmt], copy=True).contiguous()
+    return rounded.view(torch.uint8).numpy() if rounded.numel() else np.empty(0, np.uint8)
+
+
+def decode(buffer: Buffer, fmt: str) -> Tensor:
+    """The values of a buffer as a 1-D CPU tensor of ``fmt``'s dtype. Shares the buffer's memory:
+    read only."""
+    return (
+        torch.from_numpy(buffer).view(DTYPES[fmt])
+        if buffer.size
+        else torch.empty(0, dtype=DTYPES[fmt])
+    )
+
+
+def itemsize(fmt: str) -> int:
+    """Bytes of one value."""
+    return DTYPES[fmt].itemsize

@@ -1,0 +1,57 @@
+"""What one worker hands to one collective, and what comes back: buffers and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from islands.compression.formats import Buffer, decode, itemsize
+from islands.trace import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One worker's encoded contribution to one round.
+
+    ``values``   the numbers, encoded in ``fmt``
+    ``buffers``  the model's synchronised buffers (running statistics), or None; counted as values
+    """
+
+    values: Buffer
+    fmt: str
+    buffers: Buffer | None = None
+
+    @property
+    def size(self) -> Bytes:
+        extra = 0 if self.buffers is None else self.buffers.nbytes
+        return Bytes(values=self.values.nbytes + extra)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes that a ring must not split. Running statistics travel as 4- and 8-byte numbers."""
+        own = itemsize(self.fmt)
+        return own if self.buffers is None else math.gcd(own, 4)
+
+    def is_finite(self) -> bool:
+        """False if any value is NaN or infinite: such a payload must not reach the shared model."""
+        return bool(torch.isfinite(decode(self.values, self.fmt)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a round made of its payloads, as each worker gets it.
+
+    ``values`` is in ``fmt``. Its length says nothing about the network: there, every receiver is
+    charged what the collective really delivers (the rounded mean), and repeats the outer step
+    itself; here the coordinator takes that step once and hands out the outcome.
+    """
+
+    values: Buffer
+    fmt: str
+    buffers: Buffer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.buffers is None else self.buffers.nbytes)

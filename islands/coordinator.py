@@ -1,0 +1,169 @@
+"""The coordinator's work: drive the engine, combine payloads, evaluate, write the results.
+
+The CoordinatorActor adds only Ray to this; the in-process run uses it as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from islands.compression import decode
+from islands.compression.formats import Buffer
+from islands.data import validation_windows
+from islands.engine import Engine, Interrupted, Network, Workers
+from islands.errors import RunError
+from islands.flat import BufferSet, FlatModel, load_state, parameters_sha256
+from islands.job import Job
+from islands.methods import Shared
+from islands.models import build_model, window_loss
+from islands.replica import learning_rate
+from islands.results.display import Progress
+from islands.results.folder import EXPERIMENT, MODEL, SUMMARY, write_json, write_text
+from islands.results.recorder import RunRecorder
+from islands.results.summary import summarize
+
+#: Validation windows per forward pass: bounds the memory of an evaluation.
+EVAL_BATCH = 64
+
+
+class Evaluator:
+    """The shared model on the coordinator, and its loss on the validation windows.
+
+    ``flat.params`` are the shared parameters themselves; a method whose replicas hold them hands
+    them over before each evaluation.
+    """
+
+    def __init__(self, job: Job) -> None:
+        experiment = job.experiment
+        assert experiment.data.window is not None
+        model = build_model(experiment.model.name, experiment.model.settings)
+        load_state(model, job.initial)
+        self.flat = FlatModel(model.eval(), job.layout)
+        self.buffers = BufferSet(model, job.synced_buffers)
+        windows = validation_windows(
+            job.corpus.val, experiment.data.window, experiment.eval.windows
+        )
+        self._windows: Tensor = torch.from_numpy(windows)
+
+    @torch.no_grad()
+    def evaluate(self, parameters: Buffer | None, buffers: Buffer | None) -> float:
+        """Mean loss in nats; ``parameters`` and ``buffers`` replace the current ones unless
+        None."""
+        if parameters is not None:
+            fmt = "fp64" if self.flat.params.dtype == torch.float64 else "fp32"
+            self.flat.params.copy_(decode(parameters, fmt))
+        if buffers is not None:
+            self.buffers.unpack(buffers)
+        self.flat.publish()
+        total = 0.0
+        for windows in torch.split(self._windows, EVAL_BATCH):
+            total += float(window_loss(self.flat.model, windows)) * len(windows)
+        return total / len(self._windows)
+
+    def save(self, path: Path) -> None:
+        """The shared model as safetensors, under its state dict's names; tied weights once."""
+        persistent = self.flat.model.state_dict(keep_vars=True)
+        seen: set[int] = set()
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in persistent.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                tensors[name] = tensor.detach().clone().contiguous()
+        unfinished = path.with_name(f".{path.name}.tmp")
+        save_file(tensors, unfinished)
+        unfinished.replace(path)
+
+
+class Coordinator:
+    """One run from its first plan to its summary."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        self._started = time.monotonic()
+        self._phase = "training"
+        write_text(folder / EXPERIMENT, job.experiment.dump_yaml())
+        self.recorder = RunRecorder(
+            folder,
+            island_of=job.island_of,
+            steps=job.experiment.steps,
+            rate=learning_rate(job.experiment),
+            compute=job.compute,
+        )
+        self.evaluator = Evaluator(job)
+
+    def run(
+        self, workers: Workers, network: Network, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """Train to the end and return the summary, which is also written.
+
+        On a failed or interrupted run everything so far is written before RunError or Interrupted
+        goes on to the caller.
+        """
+        job, experiment = self.job, self.job.experiment
+        shared = Shared(job.layout, self.evaluator.flat.params)
+        experiment.method.begin_shared(shared)
+        engine = Engine(
+            method=experiment.method,
+            shared=shared,
+            steps=experiment.steps,
+            eval_every=experiment.eval.every,
+            island_of=job.island_of,
+            workers=workers,
+            network=network,
+            recorder=self.recorder,
+            evaluate=self.evaluator.evaluate,
+            merge_buffers=self.evaluator.buffers.merge,
+            stop=stop,
+        )
+        try:
+            engine.run()
+        except Interrupted:
+            engine.settle()
+            self._finish("interrupted")
+            raise
+        except RunError:
+            engine.settle()
+            self._finish("failed")
+            raise
+        return self._finish("done")
+
+    def _finish(self, status: str) -> dict[str, Any]:
+        self._phase = status
+        self.recorder.close()
+        self.evaluator.save(self.folder / MODEL)
+        summary = summarize(
+            self.job,
+            self.recorder,
+            status=status,
+            parameters_sha256=parameters_sha256(self.evaluator.flat.model),
+            wall_s=time.monotonic() - self._started,
+            versions={name: package_version(name) for name in ("islands", "torch", "ray", "numpy")},
+        )
+        write_json(self.folder / SUMMARY, summary)
+        return summary
+
+    def progress(self) -> Progress:
+        """Where the run is; may be asked from another thread."""
+        recorder = self.recorder
+        return Progress(
+            step=recorder.steps_done,
+            steps=self.job.experiment.steps,
+            workers=self.job.workers,
+            rounds=recorder.rounds,
+            train_loss=recorder.last_loss,
+            val_loss=recorder.evals[-1][2] if recorder.evals else None,
+            emulated_s=max(clock[2] for clock in recorder.clocks),
+            wire_bytes=recorder.wire_bytes,
+            wan_bytes=recorder.wan_bytes,
+            wall_s=time.monotonic() - self._started,
+            phase=self._phase,
+        )

@@ -1,0 +1,6 @@
+"""What models are trained on: text as token ids, its shards, and batches that need no history."""
+
+from islands.data.batches import Batches, validation_windows
+from islands.data.corpus import Corpus, load_corpus
+
+__all__ = ["Batches", "Corpus", "load_corpus", "validation_windows"]

@@ -1,0 +1,147 @@
+"""What a method is: hyper-parameters, what a worker sends, and what is made of it.
+
+A method never sees Ray, a clock or a network. Its worker side runs inside each replica and keeps
+all of its state in :class:`WorkerState`; its coordinator side turns the payloads of a round into
+one update. Adding a method is one file and a name (see the README).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from islands.compression import FloatFormat, Payload, Update, decode, encode
+from islands.layout import Layout, Stream
+
+Collective = Literal["all_reduce", "all_gather", "star"]
+
+
+@dataclass
+class WorkerState:
+    """Everything that makes one replica what it is; saved and restored whole.
+
+    ``params``  (N,) master parameters, fp32 (fp64 for float64 models), in layout order
+    ``grad``    (N,) gradient buffer of the same type
+    ``step``    local steps taken
+    ``slots``   the method's own tensors by name: anchor, momentum, residual, …
+    """
+
+    worker: int
+    params: Tensor
+    grad: Tensor
+    step: int = 0
+    slots: dict[str, Tensor] = field(default_factory=dict)
+
+    def slot(self, name: str) -> Tensor:
+        """The method's tensor of that name; zeros like the parameters when first asked for."""
+        if name not in self.slots:
+            self.slots[name] = torch.zeros_like(self.params)
+        return self.slots[name]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may use on a worker besides its state.
+
+    ``gradient(state, batch)``  forward and backward; fills ``state.grad``, returns the mean loss
+    ``optimize(state)``         one step of the inner optimizer from ``state.grad``
+    """
+
+    layout: Layout
+    workers: int
+    gradient: Callable[[WorkerState, Any], float]
+    optimize: Callable[[WorkerState], None]
+
+
+@dataclass
+class Shared:
+    """The coordinator's state of one run.
+
+    ``params``  (N,) the shared parameters, or the initial ones where only the replicas hold them
+    ``slots``   the method's own objects by name: outer optimizers, …
+    """
+
+    layout: Layout
+    params: Tensor
+    slots: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One payload that takes part in a round. ``base`` is the version it was measured against."""
+
+    worker: int
+    payload: Payload
+    base: int
+    step: int
+    time_s: float = 0.0
+
+
+class Method(BaseModel):
+    """A frozen set of hyper-parameters and the algorithm that they belong to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: Which collective carries a round on the emulated network.
+    collective: ClassVar[Collective] = "all_reduce"
+    #: Where the shared parameters live: on the coordinator, or only in the (equal) replicas.
+    shared_in: ClassVar[Literal["coordinator", "replicas"]] = "coordinator"
+    #: True if rounds close by the clock, so that the network's times decide what is trained.
+    timed: ClassVar[bool] = False
+
+    name: str
+    payload_dtype: FloatFormat = "bf16"
+
+    # --- when ---------------------------------------------------------------------------------
+    def streams(self, layout: Layout) -> tuple[Stream, ...]:
+        """The fragments and their schedules. Default: the whole model after every step."""
+        return (Stream(tuple(t.name for t in layout.tensors), period=1, first=1),)
+
+    def close(self, arrivals: Sequence[Arrival], alive: int, now_s: float) -> bool:
+        """Whether the open round of a fragment closes now. Default: when everyone has arrived."""
+        return len(arrivals) == alive
+
+    # --- worker side --------------------------------------------------------------------------
+    def begin(self, state: WorkerState, ctx: Context) -> None:
+        """Called once, with the initial parameters in place."""
+
+    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
+        """One local step on one batch; returns its loss. Default: an inner optimizer step."""
+        loss = ctx.gradient(state, batch)
+        ctx.optimize(state)
+        return loss
+
+    def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
+        """This worker's contribution to the fragment's round."""
+        raise NotImplementedError
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        """Take in what the round made of the contributions."""
+        raise NotImplementedError
+
+    # --- coordinator side -----------------------------------------------------------------------
+    def begin_shared(self, shared: Shared) -> None:
+        """Called once, with the initial parameters in place."""
+
+    def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
+        """One update from the round's payloads, which come in worker order and are never empty."""
+        raise NotImplementedError
+
+
+def mean_of(arrivals: Sequence[Arrival], fmt: FloatFormat) -> Tensor:
+    """The mean payload, rounded once to ``fmt``: what a receiver of the all-reduce holds.
+
+    What is summed is what was decoded, in worker order, in fp32 (fp64 for fp64 payloads). Partial
+    sums are not rounded, unlike in a real ring (a stated limit of the emulation). Returns (n,).
+    """
+    wide = torch.float64 if fmt == "fp64" else torch.float32
+    total = decode(arrivals[0].payload.values, fmt).to(wide, copy=True)
+    for arrival in arrivals[1:]:
+        total += decode(arrival.payload.values, fmt)
+    total /= len(arrivals)
+    return decode(encode(total, fmt), fmt).to(wide)

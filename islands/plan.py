@@ -1,0 +1,52 @@
+"""Plans: what the coordinator asks of a worker in one call, and what comes back.
+
+A plan is all that a worker can do before it needs the coordinator again: apply an update, run nine
+steps, send fragment 3. One call carries one plan, never one call per tensor or per step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from islands.compression import Payload
+    from islands.compression.formats import Buffer
+
+
+class Steps(NamedTuple):
+    """Run ``count`` local steps."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+
+
+class SendOut(NamedTuple):
+    """Encode the fragment's payload and hand it over."""
+
+    fragment: int
+
+
+class Apply(NamedTuple):
+    """Take in update number ``update`` of this call (None there: the round committed nothing)."""
+
+    fragment: int
+    update: int
+
+
+class Snapshot(NamedTuple):
+    """Hand over the parameters and buffers as they are, for an evaluation."""
+
+
+PlanOp: TypeAlias = Steps | SendOut | Apply | Snapshot
+
+
+class Answer(NamedTuple):
+    """What one plan produced, in order. ``failure`` names the cause if the worker raised.
+
+    ``payloads`` one per SendOut, ``losses`` one per local step, ``snapshots`` one per Snapshot:
+    (parameters as bytes of the masters' type, packed buffers).
+    """
+
+    payloads: list[Payload]
+    losses: list[float]
+    snapshots: list[tuple[Buffer, Buffer | None]]
+    failure: str | None = None

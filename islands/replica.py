@@ -1,0 +1,161 @@
+"""One worker: a model, its optimizer, its method state and its data, and how it carries out a plan.
+
+This is the whole of what a WorkerActor does; the actor only adds Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from islands.compression import Payload, Update, encode
+from islands.compression.formats import Buffer
+from islands.config import Experiment
+from islands.data import Batches
+from islands.flat import BufferSet, FlatModel, load_state
+from islands.layout import Layout
+from islands.methods import Context, WorkerState
+from islands.models import build_model, window_loss
+from islands.optim import InnerOptimizer, LearningRate
+from islands.plan import Answer, Apply, PlanOp, SendOut, Steps
+from islands.rng import seed_for
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """Everything a replica is made from. ``experiment`` is resolved; ``initial`` is every worker's
+    initial model; ``synced_buffers`` are the names of the buffers that training changes."""
+
+    experiment: Experiment
+    worker: int
+    workers: int
+    layout: Layout
+    initial: Mapping[str, Buffer]
+    synced_buffers: tuple[str, ...]
+    device: str
+
+    def batches(self, tokens: NDArray[Any]) -> Batches:
+        """This worker's own stream of the training tokens."""
+        data = self.experiment.data
+        assert data.window is not None
+        return Batches(
+            tokens,
+            worker=self.worker,
+            workers=self.workers,
+            batch=data.batch,
+            window=data.window,
+            shards=data.shards,
+            seed=self.experiment.seed,
+        )
+
+
+def learning_rate(experiment: Experiment) -> LearningRate:
+    """The schedule that a resolved experiment asks for."""
+    optimizer = experiment.optimizer
+    assert optimizer.lr is not None
+    assert optimizer.warmup is not None
+    return LearningRate(optimizer.lr, optimizer.warmup, experiment.steps, optimizer.schedule)
+
+
+def master_bytes(params: Tensor) -> Buffer:
+    """Master parameters as bytes of their own type."""
+    return encode(params, "fp64" if params.dtype == torch.float64 else "fp32")
+
+
+class Replica:
+    """One worker's training state and the loop that advances it."""
+
+    def __init__(self, spec: ReplicaSpec, tokens: NDArray[Any]) -> None:
+        experiment = spec.experiment
+        self.method = experiment.method
+        self._seed = experiment.seed
+        self._step = 0  # whose gradient `state.grad` is; the learning rate's counter
+        self._accumulate = experiment.optimizer.accumulate
+        self._device = torch.device(spec.device)
+        model = build_model(experiment.model.name, experiment.model.settings)
+        load_state(model, spec.initial)
+        self.flat = FlatModel(model.to(self._device).train(), spec.layout)
+        self.buffers = BufferSet(model, spec.synced_buffers)
+        self.state = WorkerState(spec.worker, self.flat.params, self.flat.grad)
+        self.optimizer = InnerOptimizer(
+            experiment.optimizer.name,
+            self.flat.params,
+            self.flat.grad,
+            learning_rate(experiment),
+            weight_decay=experiment.optimizer.weight_decay,
+            clip=experiment.optimizer.clip,
+        )
+        self._batches = spec.batches(tokens)
+        self.context = Context(spec.layout, spec.workers, self._gradient, self._optimize)
+        self.method.begin(self.state, self.context)
+
+    # --- what a method may call ---------------------------------------------------------------
+    def _gradient(self, state: WorkerState, batch: Sequence[Tensor]) -> float:
+        """Mean gradient over the micro-batches (each (batch, window+1) int64) into
+        ``state.grad``."""
+        self.flat.publish()
+        self.flat.clear_grad()
+        total = 0.0
+        for micro in batch:
+            loss = window_loss(self.flat.model, micro) / len(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        self.flat.collect_grad()
+        return total
+
+    def _optimize(self, state: WorkerState) -> None:
+        self.optimizer.step(self._step)
+
+    # --- plans ----------------------------------------------------------------------------------
+    def run(self, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> Answer:
+        """Carry out a plan. An exception becomes the answer's ``failure``, with the step."""
+        answer = Answer([], [], [])
+        try:
+            for op in plan:
+                if isinstance(op, Steps):
+                    answer.losses.extend(self.local_step() for _ in range(op.count))
+                elif isinstance(op, SendOut):
+                    answer.payloads.append(self.send(op.fragment))
+                elif isinstance(op, Apply):
+                    self.receive(op.fragment, updates[op.update])
+                else:
+                    answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
+        except Exception as error:
+            cause = f"step {self.state.step}: {type(error).__name__}: {error}"
+            return answer._replace(failure=cause)
+        return answer
+
+    def local_step(self) -> float:
+        """One local step on this worker's next batch; returns the loss."""
+        self._step = step = self.state.step
+        # Dropout and the like draw from (seed, worker, step), so that neither the other replicas in
+        # this process nor the way a run is cut into plans can change them.
+        torch.manual_seed(seed_for(self._seed, "torch", self.state.worker, step))
+        loss = self.method.local_step(self.state, self.batch(step), self.context)
+        self.state.step = step + 1
+        return loss
+
+    def batch(self, step: int) -> list[Tensor]:
+        """The micro-batches of one local step: ``accumulate`` tensors (batch, window+1) int64."""
+        first = step * self._accumulate
+        draws = (self._batches.draw(first + i) for i in range(self._accumulate))
+        return [torch.from_numpy(windows).to(self._device) for windows in draws]
+
+    def send(self, fragment: int) -> Payload:
+        payload = self.method.send(self.state, fragment, self.context)
+        if fragment == 0 and self.buffers:
+            payload = replace(payload, buffers=self.buffers.pack())
+        return payload
+
+    def receive(self, fragment: int, update: Update | None) -> None:
+        if update is None:
+            return
+        self.method.receive(self.state, fragment, update, self.context)
+        if update.buffers is not None:
+            self.buffers.unpack(np.array(update.buffers))
