@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from islands.compression import decode
+from islands.compression import Statistics, decode
 from islands.compression.formats import Buffer
 from islands.data import validation_windows
 from islands.engine import Engine, Interrupted, Network, Workers
@@ -54,7 +54,7 @@ class Evaluator:
         self._windows: Tensor = torch.from_numpy(windows)
 
     @torch.no_grad()
-    def evaluate(self, parameters: Buffer | None, buffers: Buffer | None) -> float:
+    def evaluate(self, parameters: Buffer | None, buffers: Statistics | None) -> float:
         """Mean loss in nats; ``parameters`` and ``buffers`` replace the current ones unless
         None."""
         if parameters is not None:
@@ -95,6 +95,7 @@ class Coordinator:
             folder,
             island_of=job.island_of,
             steps=job.experiment.steps,
+            fragments=len(job.layout.fragments),
             rate=learning_rate(job.experiment),
             compute=job.compute,
         )
@@ -126,7 +127,7 @@ class Coordinator:
         )
         try:
             engine.run()
-        except Interrupted:
+        except (Interrupted, KeyboardInterrupt):  # the latter only without Ray
             engine.settle()
             self._finish("interrupted")
             raise
@@ -144,7 +145,7 @@ class Coordinator:
             self.job,
             self.recorder,
             status=status,
-            parameters_sha256=parameters_sha256(self.evaluator.flat.model),
+            parameters_sha256=parameters_sha256(self.evaluator.flat),
             wall_s=time.monotonic() - self._started,
             versions={name: package_version(name) for name in ("islands", "torch", "ray", "numpy")},
         )

@@ -29,7 +29,7 @@ from islands.schedule import Action, Due, program
 from islands.trace import Compute, End, Mark, Op, Receive, RoundKey, Send
 
 if TYPE_CHECKING:
-    from islands.compression import Update
+    from islands.compression import Statistics, Update
     from islands.compression.formats import Buffer
     from islands.network import Arrival as NetworkArrival
     from islands.network import Timings
@@ -118,6 +118,7 @@ class Cursor:
         self.sent: deque[tuple[Due, int]] = deque()  # sends of the plan under way, with their base
         self.marks: deque[int] = deque()  # snapshots of the plan under way
         self.busy = False
+        self.waits = False  # for a receive that the network knows of
         self.ended = False
 
     def advance(self) -> None:
@@ -138,8 +139,8 @@ class Engine:
         workers: Workers,
         network: Network,
         recorder: Recorder,
-        evaluate: Callable[[Buffer | None, Buffer | None], float],
-        merge_buffers: Callable[[Sequence[Buffer]], Buffer],
+        evaluate: Callable[[Buffer | None, Statistics | None], float],
+        merge_buffers: Callable[[Sequence[Statistics]], Statistics],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """``island_of`` names each worker's island. ``evaluate(parameters, buffers)`` gives a
@@ -168,19 +169,19 @@ class Engine:
         self._in_step = not any(s.overlap for s in self._streams) and not method.timed
         self._versions = [0] * len(self._streams)  # of the shared fragments
         self._arrived: dict[RoundKey, dict[int, Arrival]] = {}
-        self._open: list[list[tuple[int, Arrival]]] = [
-            [] for _ in self._streams
-        ]  # timed: rounds being gathered
+        # Timed runs: contributions of the rounds being gathered, and evaluations to come.
+        self._open: list[list[tuple[int, Arrival]]] = [[] for _ in self._streams]
+        self._passed: deque[tuple[int, float]] = deque()
         self._outcomes: dict[RoundKey, dict[int, Outcome]] = {}
-        self._snapshots: dict[int, tuple[Buffer, Buffer | None]] = {}
-        self._buffers: Buffer | None = None
+        self._snapshots: dict[int, tuple[Buffer, Statistics | None]] = {}
+        self._buffers: Statistics | None = None
         self._ops: list[tuple[int, Op]] = []
 
     # --- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
         """Train to the end. Raises RunError if a worker fails, Interrupted if asked to stop."""
         self._go_on()
-        while self._agenda or not all(c.ended for c in self._cursors):
+        while self._agenda or any(c.busy or not c.ended for c in self._cursors):
             if self._stop():
                 raise Interrupted
             if self.method.timed:
@@ -229,19 +230,24 @@ class Engine:
                     cursor.sent.append((action, cursor.base.get(fragment, 0)))
                     sending = True
                 case Receive(fragment, version):
+                    if not cursor.waits:  # said at once: who waits cannot send, so time may pass
+                        self._ops.append((worker, action))
+                        cursor.waits = True
                     outcome = self._outcome((fragment, version), worker)
                     if outcome is None:
                         break
+                    cursor.waits = False
                     plan.append(Apply(fragment, len(updates)))
                     updates.append(outcome.update)
-                    cursor.base[fragment] = outcome.version
+                    if outcome.update is not None:
+                        cursor.base[fragment] = outcome.version
                 case Mark(step):
                     if self.method.shared_in == "replicas" and worker == 0:
                         plan.append(Snapshot())
                         cursor.marks.append(step)
                 case End():
                     cursor.ended = True
-            if not isinstance(action, Due):  # a send is posted when its payload's size is known
+            if not isinstance(action, Due | Receive):  # a send: when its payload's size is known
                 self._ops.append((worker, action))
             cursor.advance()
         if plan:
@@ -296,17 +302,24 @@ class Engine:
         self._hand_over()
         timings, event = self._network.decide()
         self._recorder.timed(timings)
-        for mark in timings.marks:  # all of them earlier than the arrival
-            self._agenda.popleft()
-            if not self._try_evaluate(mark[0]):
-                raise RunError(f"no snapshot for the evaluation at step {mark[0]}")
-        if event is None:
-            if not any(c.busy for c in self._cursors) and not all(c.ended for c in self._cursors):
-                raise RunError("workers wait for a round that no arrival can close any more")
+        # Workers run ahead of the clock, so a mark may be known long before its moment has come.
+        self._passed.extend(timings.marks)
+        if event is None and any(c.busy for c in self._cursors):
             self._take_answers(False)
+            return
+        while self._passed and (event is None or self._passed[0][1] < event.time_s):
+            step, _ = self._passed.popleft()
+            self._agenda.popleft()
+            if not self._try_evaluate(step):
+                raise RunError(f"no snapshot for the evaluation at step {step}")
+        if event is None:
+            if not all(c.ended for c in self._cursors):
+                raise RunError("workers wait for a round that no arrival can close any more")
             return
         key = (event.fragment, event.version)
         arrival = replace(self._arrived[key].pop(event.worker), time_s=event.time_s)
+        if not self._arrived[key]:
+            del self._arrived[key]
         self._open[event.fragment].append((event.version, arrival))
         gathered = self._open[event.fragment]
         if self.method.close([a for _, a in gathered], len(self._cursors), event.time_s):

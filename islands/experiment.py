@@ -84,6 +84,10 @@ def run(
     except RunError as error:
         where = f"; the results so far are in {folder}" if folder else ""
         raise RunError(f"{error}{where}") from error
+    except KeyboardInterrupt:
+        if folder:
+            say(f"the results so far are in {folder}")
+        raise
     return Result(folder, summary)
 
 

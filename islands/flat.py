@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from islands.compression import Statistics
 from islands.compression.formats import Buffer
 from islands.layout import Layout
 
@@ -67,7 +68,7 @@ class FlatModel:
 
 
 class BufferSet:
-    """A model's synchronised buffers (running statistics) as one packed byte buffer.
+    """A model's synchronised buffers (running statistics).
 
     Policy: floating buffers are averaged over the workers, integer ones are the first worker's.
     Only buffers that training changes are here; constant ones never travel.
@@ -77,32 +78,33 @@ class BufferSet:
         found = dict(model.named_buffers())
         self._floats = [found[n] for n in names if found[n].is_floating_point()]
         self._integers = [found[n] for n in names if not found[n].is_floating_point()]
-        self._split = 4 * sum(b.numel() for b in self._floats)
 
     def __bool__(self) -> bool:
         return bool(self._floats or self._integers)
 
-    def pack(self) -> Buffer | None:
-        """Floats as fp32, then integers as int64; None if the model has no such buffer."""
+    def pack(self) -> Statistics | None:
+        """A copy of all buffers; None if the model has no such buffer."""
         if not self:
             return None
         floats = [b.detach().to("cpu", torch.float32).reshape(-1) for b in self._floats]
         integers = [b.detach().to("cpu", torch.int64).reshape(-1) for b in self._integers]
-        parts = [torch.cat(group).numpy().view(np.uint8) for group in (floats, integers) if group]
-        return np.concatenate(parts)
+        return Statistics(
+            torch.cat([torch.empty(0), *floats]).numpy(),
+            torch.cat([torch.empty(0, dtype=torch.int64), *integers]).numpy(),
+        )
 
-    def unpack(self, packed: Buffer) -> None:
-        """Load a packed buffer into the model."""
-        _fill(self._floats, packed[: self._split].view(np.float32))
-        _fill(self._integers, packed[self._split :].view(np.int64))
+    def unpack(self, packed: Statistics) -> None:
+        """Load packed buffers into the model."""
+        _fill(self._floats, packed.floats)
+        _fill(self._integers, packed.integers)
 
-    def merge(self, packed: Sequence[Buffer]) -> Buffer:
+    @staticmethod
+    def merge(packed: Sequence[Statistics]) -> Statistics:
         """The policy above over several workers' buffers, in worker order."""
-        total = packed[0][: self._split].view(np.float32).astype(np.float64)
+        total = packed[0].floats.astype(np.float64)
         for other in packed[1:]:
-            total += other[: self._split].view(np.float32)
-        mean = (total / len(packed)).astype(np.float32).view(np.uint8)
-        return np.concatenate([mean, packed[0][self._split :]])
+            total += other.floats
+        return Statistics((total / len(packed)).astype(np.float32), packed[0].integers)
 
 
 def _fill(buffers: Sequence[Tensor], values: NDArray[np.generic]) -> None:
@@ -132,10 +134,12 @@ def load_state(model: nn.Module, state: Mapping[str, Buffer]) -> None:
         target.copy_(torch.from_numpy(raw).view(target.dtype).view(target.shape))
 
 
-def parameters_sha256(model: nn.Module) -> str:
+def parameters_sha256(flat: FlatModel) -> str:
     """Digest of all parameters as little-endian fp32, in name order: equal exactly if the models
-    are."""
+    are. Trainable ones are read from the masters, whatever the model itself rounds them to."""
+    values = {name: p.detach() for name, p in flat.model.named_parameters()}
+    values |= {spec.name: flat.params[spec.slice] for spec in flat.layout.tensors}
     digest = hashlib.sha256()
-    for _, parameter in sorted(model.named_parameters()):
-        digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    for _, value in sorted(values.items()):
+        digest.update(value.to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()

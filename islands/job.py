@@ -100,7 +100,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
         corpus=corpus,
         layout=layout.arranged(experiment.method.streams(layout)),
         initial=pack_state(model),
-        initial_bytes=4 * sum(t.numel() for t in model.state_dict().values()),
+        initial_bytes=4 * sum(t.numel() for t in distinct(model.state_dict(keep_vars=True))),
         parameters=sum(p.numel() for p in model.parameters()),
         synced_buffers=(),
         device=device,
@@ -110,6 +110,11 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
         batches = job.replica(worker).batches(corpus.train)  # refuses a shard without a window
     trial = torch.from_numpy(batches.draw(0)[:2])
     return replace(job, synced_buffers=check_model(model, trial, data.vocab_size))
+
+
+def distinct(state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """A state dict's tensors, tied ones once."""
+    return list({id(t): t for t in state.values()}.values())
 
 
 def compute_model(experiment: Experiment, parameters: int) -> ComputeModel:

@@ -20,6 +20,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     offset: int
+    fragment: int = 0
 
     @property
     def numel(self) -> int:
@@ -60,8 +61,7 @@ class Layout:
 
     def of_fragment(self, fragment: int) -> tuple[TensorSpec, ...]:
         """The tensors of one fragment, in flat order."""
-        part = self.fragments[fragment]
-        return tuple(t for t in self.tensors if part.start <= t.offset < part.stop or not t.numel)
+        return tuple(t for t in self.tensors if t.fragment == fragment)
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
@@ -88,7 +88,7 @@ class Layout:
         for group in groups:
             start = offset
             for name, shape in group:
-                tensors.append(TensorSpec(name, shape, offset))
+                tensors.append(TensorSpec(name, shape, offset, len(fragments)))
                 offset += prod(shape)
             fragments.append(slice(start, offset))
         return cls(tuple(tensors), tuple(fragments))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from islands.compression import Payload
+    from islands.compression import Payload, Statistics
     from islands.compression.formats import Buffer
 
 
@@ -43,10 +43,10 @@ class Answer(NamedTuple):
     """What one plan produced, in order. ``failure`` names the cause if the worker raised.
 
     ``payloads`` one per SendOut, ``losses`` one per local step, ``snapshots`` one per Snapshot:
-    (parameters as bytes of the masters' type, packed buffers).
+    (parameters as bytes of the masters' type, running statistics).
     """
 
     payloads: list[Payload]
     losses: list[float]
-    snapshots: list[tuple[Buffer, Buffer | None]]
+    snapshots: list[tuple[Buffer, Statistics | None]]
     failure: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 
 from islands.errors import InputError, nearest
@@ -32,6 +33,11 @@ def load(field: str, name: str) -> object:
             f"{field}: {module_name!r} has no attribute {attribute!r}{nearest(attribute, public)}"
         )
     return getattr(module, attribute)
+
+
+def look_also_in(paths: Sequence[str]) -> None:
+    """Append to the import path: a process on its own finds user code where its driver did."""
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,10 +6,10 @@ This is the whole of what a WorkerActor does; the actor only adds Ray.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -127,7 +127,7 @@ class Replica:
                 else:
                     answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
         except Exception as error:
-            cause = f"step {self.state.step}: {type(error).__name__}: {error}"
+            cause = f"step {self.state.step + 1}: {type(error).__name__}: {error}"
             return answer._replace(failure=cause)
         return answer
 
@@ -158,4 +158,26 @@ class Replica:
             return
         self.method.receive(self.state, fragment, update, self.context)
         if update.buffers is not None:
-            self.buffers.unpack(np.array(update.buffers))
+            self.buffers.unpack(update.buffers)
+
+    # --- whole state ------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, copied. Random numbers and the position in the
+        data are functions of the step, and so is the learning rate."""
+        return {
+            "step": self.state.step,
+            "gradient_of": self._step,
+            "params": self.state.params.clone(),
+            "slots": {name: tensor.clone() for name, tensor in self.state.slots.items()},
+            "optimizer": deepcopy(self.optimizer.torch.state_dict()),
+            "buffers": self.buffers.pack(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken, on a replica of the same spec."""
+        self.state.step, self._step = saved["step"], saved["gradient_of"]
+        self.state.params.copy_(saved["params"])
+        self.state.slots = {name: tensor.clone() for name, tensor in saved["slots"].items()}
+        self.optimizer.torch.load_state_dict(deepcopy(saved["optimizer"]))
+        if saved["buffers"] is not None:
+            self.buffers.unpack(saved["buffers"])

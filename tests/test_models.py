@@ -293,8 +293,8 @@ def test_user_model_is_built_with_its_settings() -> None:
         ("my_islands_model:broken", {}, ["broken", "RuntimeError: no luck"]),
         ("my_islands_model:build", {"depth": 1}, ["my_islands_model:build", "depth"]),
         ("my_islands_model:nothing", {}, ["torch.nn.Module", "int"]),
-        (":build", {}, ["':build'", "package.module:build"]),
-        ("my_islands_model:", {}, ["package.module:build"]),
+        (":build", {}, ["':build'", "package.module:attribute"]),
+        ("my_islands_model:", {}, ["package.module:attribute"]),
     ],
 )
 def test_user_model_failures_name_the_model(

@@ -23,7 +23,7 @@ class Recorder:
     def left(self, lane: int, finish_s: float) -> None:
         self.gone[lane] = finish_s
 
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:  # noqa: ARG002
+    def delivered(self, lane: int, phase: int, time_s: float) -> None:
         self.arrived[lane] = time_s
 
 

@@ -105,8 +105,6 @@ def test_islands_without_a_route_are_refused() -> None:
 def test_unknown_islands_are_refused() -> None:
     """A wire or a coordinator in an island that is not there: the nearest name is suggested."""
     with pytest.raises(InputError, match=r"links\.w\.between: .*'oregno'.*'oregon'"):
-        Topology.build(
-            sites("dublin", "oregon"), [Wire("w", ("dublin", "oregno"), 1.0, 0.0)], None
-        )
+        Topology.build(sites("dublin", "oregon"), [Wire("w", ("dublin", "oregno"), 1.0, 0.0)], None)
     with pytest.raises(InputError, match=r"coordinator: .*'dubln'.*'dublin'"):
         Topology.build(sites("dublin"), [], "dubln")

@@ -61,7 +61,7 @@ def test_schemas_are_frozen() -> None:
     for name, columns in COLUMNS.items():
         expected = [(column, frozen_type(column)) for column in columns.split()]
         assert [(field.name, field.type) for field in SCHEMAS[name]] == expected
-    columns = "worker op fragment version step count value_bytes index_bytes scale_bytes"
+    columns = "worker op fragment version step count value_bytes index_bytes scale_bytes itemsize"
     expected = [(column, frozen_type(column)) for column in columns.split()]
     expected.append(("seconds", pa.list_(pa.float64())))
     assert [(field.name, field.type) for field in TRACE] == expected

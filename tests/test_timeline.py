@@ -89,6 +89,18 @@ def test_star_members_share_the_coordinators_port() -> None:
     _, found = run(topology, "star", [exchange(10)] * 3)
     # Up: in by 1.5, 2.5, 3.5. Down: the out-port sends at 3.5, 4.5, 5.5; 1 s + 0.5 s each.
     assert [by_worker(found.syncs)[0, 1, w].done_s for w in range(3)] == [5.0, 6.0, 7.0]
+    # They queued for 0, 1 and 2 s at the in-port, the answers as long at the out-port.
+    assert found.transfers == [(0, 1, "lan:a", "values", 60, 6, 0.0, 7.0, 6.0)]
+
+
+def test_a_star_closes_at_the_last_arrival_not_at_the_last_service() -> None:
+    """From afar the coordinator's own LAN delay comes after its port, from nearby before it."""
+    sites = [Site("a", 1, inf, 5.0), Site("b", 1, inf, 0.0)]
+    topology = Topology.build(sites, [Wire("w", ("a", "b"), inf, 0.0)], None)
+    programs = [exchange(8), [Compute(0, 1), *exchange(8)]]
+    _, found = run(topology, "star", programs, [0.0, 4.0])
+    # In at 5 (port served at 5) and at 9 (port served at 4); answers take 5 s to either.
+    assert [sync.done_s for sync in found.syncs] == [14.0, 14.0]
 
 
 def test_lan_delay_is_charged_once_inside_an_island() -> None:
@@ -184,6 +196,21 @@ def test_a_straggler_delays_only_the_data_that_depends_on_it() -> None:
     # worker 0. Worker 2 has all it needs since 2 s, and its unlimited port is empty at once.
     assert [done[0, 1, worker].done_s for worker in range(3)] == [7.0, 7.0, 5.0]
     assert done[0, 1, 2].wait_s == 0.0
+
+
+@pytest.mark.parametrize("vectorise", [False, True])
+def test_a_later_round_never_overtakes_an_earlier_one(vectorise: bool) -> None:
+    """Empty rounds take no time at all, so three are ready at 0 s; only the third has bytes."""
+    topology = Topology.build([Site("a", 2, 10.0, 0.0)], [], None)
+    rounds = [(0, 1, 0), (0, 2, 0), (1, 1, 10)]
+    programs: list[list[Op]] = [[], []]
+    for worker, ops in enumerate(programs):
+        for fragment, version, size in rounds:
+            ops += [Send(fragment, version, 0, Bytes(size * worker), 1), Receive(fragment, version)]
+    _, found = run(topology, "all_gather", programs, vectorise=vectorise)
+    done = by_worker(found.syncs)
+    assert [done[0, 2, worker].done_s for worker in range(2)] == [0.0, 0.0]
+    assert [done[1, 1, worker].done_s for worker in range(2)] == [1.0, 1.0]
 
 
 def test_steps_marks_and_clocks() -> None:

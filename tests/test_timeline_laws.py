@@ -122,7 +122,7 @@ def whole(
 def test_results_do_not_depend_on_how_operations_arrive(
     case: tuple[Topology, str, list[list[Op]], int], data: st.DataObject, vectorise: bool | None
 ) -> None:
-    """Any cutting of the lists, any interleaving of workers, any cut of a compute: the same bits."""
+    """Any cutting of the lists and computes, any interleaving of workers: the same bits."""
     topology, collective, lists, salt = case
     _, found = whole(*case, vectorise=False)
     rest = [list(ops) for ops in lists]
@@ -210,16 +210,16 @@ def serve(paths: Sequence[Path], sizes: Sequence[int], ready: Sequence[float], f
     """One transfer on each of some disjoint paths, straight from the formulas of cut-through."""
     left, arrived = [], []
     for path, size, moment in zip(paths, sizes, ready, strict=True):
-        start = finish = 0.0
+        start = finish = before = 0.0
         for number, (resource, rate, delay) in enumerate(path):
             if number:
-                before = path[number - 1].delay_s
                 moment = max(start + before, finish + before - size / rate)
             start = max(moment, free.get(resource, 0.0))
             finish = free[resource] = start + size / rate
             if number == 0:
                 left.append(finish)
-        arrived.append(finish + delay)
+            before = delay
+        arrived.append(finish + before)
     return left, arrived
 
 
@@ -277,7 +277,7 @@ def test_a_ring_alone_follows_its_formulas_bit_for_bit(
 def test_all_gather_after_all_gather_reuses_links_exactly(
     topology: Topology, size: int, data: st.DataObject
 ) -> None:
-    """Many rounds in a row, workers uneven: arrays and event loop agree in every bit of every table."""
+    """Many rounds in a row, uneven workers: arrays and event loop agree in every bit."""
     rounds = data.draw(st.integers(2, 5))
     lists: list[list[Op]] = []
     for worker in range(topology.workers):
@@ -305,7 +305,7 @@ def test_control_bytes_are_counted_apart(topology: Topology) -> None:
                 expected[charge.link] += 100
     found = timeline.take()
     assert {row.link: row.bytes for row in found.transfers} == expected
-    assert {row[:2] + (row.kind,) for row in found.transfers} <= {(-1, 0, "control")}
+    assert {(*row[:2], row.kind) for row in found.transfers} <= {(-1, 0, "control")}
     assert {n: t.bytes for n, t in timeline.links.items() if t.bytes} == expected
     assert all(total.busy_s == 0.0 for total in timeline.links.values())
     assert (timeline.wire_bytes, timeline.control_bytes) == (0, sum(expected.values()))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -57,19 +59,27 @@ def connect(address: str | None, say: Callable[[str], None]) -> bool:
 
 
 def _must_answer(address: str, source: str) -> None:
-    """A bounded test that somebody listens, since ``ray.init`` itself tries for minutes."""
+    """A bounded test that a Ray cluster answers, since ``ray.init`` itself tries for minutes.
+
+    First whether anybody listens, then Ray's own health check in a process that can be ended.
+    """
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise InputError(f"{source}: {address!r} is no address; write host:port, auto or local")
+    hint = "is the cluster up? Leave the address out to start a local Ray"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"{source}: nobody answers at {address!r} ({error}); is the cluster up? "
-            "Leave the address out to start a local Ray"
-        ) from error
+        raise InputError(f"{source}: nobody answers at {address!r} ({error}); {hint}") from error
+    if address.startswith("ray://"):
+        return
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        subprocess.run(command, timeout=CONNECT_S, check=True, capture_output=True)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise InputError(f"{source}: no Ray cluster answers at {address!r}; {hint}") from error
 
 
 def gpus() -> float:
@@ -88,7 +98,7 @@ class Actors:
         placed = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
         worker = ray.remote(WorkerActor)
         self.workers: list[ActorHandle[Any]] = [
-            worker.options(num_cpus=0, num_gpus=share, scheduling_strategy=where).remote()
+            worker.options(num_cpus=0, num_gpus=share, scheduling_strategy=where).remote(sys.path)
             for where in (["SPREAD"] * job.workers if share else placed)
         ]
         self.link = ray.remote(LinkActor).options(num_cpus=0, scheduling_strategy=pinned).remote()
@@ -96,7 +106,7 @@ class Actors:
         self.coordinator = (
             ray.remote(CoordinatorActor)
             .options(num_cpus=0, max_concurrency=2, scheduling_strategy=pinned)
-            .remote()
+            .remote(sys.path)
         )
 
     def set_up(self, job: Job) -> list[str]:

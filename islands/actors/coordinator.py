@@ -20,6 +20,7 @@ from islands.errors import RunError
 from islands.job import Job
 from islands.network import Arrival, Timings
 from islands.plan import Answer, PlanOp
+from islands.plugins import look_also_in
 from islands.results.display import Progress
 from islands.trace import Op
 
@@ -95,7 +96,9 @@ class CoordinatorActor:
     """Runs one run after another. Two threads: one trains, one answers ``progress`` and
     ``stop``."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
+        """``paths``: where the driver's imports come from."""
+        look_also_in(paths)
         torch.set_num_threads(1)
         self._stop = threading.Event()
         self._coordinator: Coordinator | None = None

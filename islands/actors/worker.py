@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from islands.compression import Update
 from islands.plan import Answer, PlanOp
+from islands.plugins import look_also_in
 from islands.replica import Replica, ReplicaSpec
 
 
 class WorkerActor:
     """Owns one replica. Kept and set up anew for each run of a study."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
+        """``paths``: where the driver's imports come from."""
+        look_also_in(paths)
         # One thread each: the workers share a host, and the number of threads changes the rounding.
         torch.set_num_threads(1)
 

@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 def encode(tensor: Tensor, fmt: str) -> Buffer:
     """The tensor's values, in order, rounded to nearest-even in ``fmt``, as a buffer that owns its
     memory."""
-    rounded = tensor.detach().to(device="cpu", dtype=DTYPES[fmt], copy=True).contiguous()
+    rounded = tensor.detach().to(device="cpu", dtype=DTYPES[fmt], copy=True).reshape(-1)
     return rounded.view(torch.uint8).numpy() if rounded.numel() else np.empty(0, np.uint8)
 
 

@@ -5,10 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from islands.compression.formats import Buffer, decode, itemsize
 from islands.trace import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A model's running statistics, as they travel: ``floats`` (fp32) and ``integers`` (int64)."""
+
+    floats: NDArray[np.float32]
+    integers: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.floats.nbytes + self.integers.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +30,12 @@ class Payload:
     """One worker's encoded contribution to one round.
 
     ``values``   the numbers, encoded in ``fmt``
-    ``buffers``  the model's synchronised buffers (running statistics), or None; counted as values
+    ``buffers``  the model's running statistics, or None; counted as values
     """
 
     values: Buffer
     fmt: str
-    buffers: Buffer | None = None
+    buffers: Statistics | None = None
 
     @property
     def size(self) -> Bytes:
@@ -36,6 +50,8 @@ class Payload:
 
     def is_finite(self) -> bool:
         """False if any value is NaN or infinite: such a payload must not reach the shared model."""
+        if self.buffers is not None and not np.isfinite(self.buffers.floats).all():
+            return False
         return bool(torch.isfinite(decode(self.values, self.fmt)).all())
 
 
@@ -50,7 +66,7 @@ class Update:
 
     values: Buffer
     fmt: str
-    buffers: Buffer | None = None
+    buffers: Statistics | None = None
 
     @property
     def nbytes(self) -> int:

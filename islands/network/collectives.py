@@ -20,17 +20,13 @@ import numpy as np
 from islands.network.fabric import Fabric
 from islands.network.ledger import Amounts, Lanes, Times, TransferRow
 from islands.network.topology import COORDINATOR, Topology
-from islands.trace import Bytes
+from islands.trace import Bytes, Send
 
 COLLECTIVES = ("all_reduce", "all_gather", "star")
 
-#: Ids order ties by version, fragment, phase and member; these are the widths of the lower parts.
-_FRAGMENT_BITS, _TRANSFER_BITS = 20, 44
-
-
-def order_base(fragment: int, version: int) -> int:
-    """The first id of a round's transfers; older versions go first, then lower fragments."""
-    return ((version << _FRAGMENT_BITS) + fragment) << _TRANSFER_BITS
+#: Ids order ties by how many rounds the member entered before, then phase, then member. So a
+#: member's later round never overtakes its earlier one, not even when both are ready at one moment.
+_TRANSFER_BITS = 44
 
 
 def cut(size: Bytes, itemsize: int, parts: int) -> tuple[Bytes, ...]:
@@ -82,16 +78,17 @@ class Collective(Times):
         self.received = 0
         self._fabric = fabric
         self._tell = tell
-        self._order = order_base(*key)
+        self._order = [0] * members
 
-    def enter(self, member: int, step: int, ready_s: float, size: Bytes, itemsize: int) -> None:
-        """A member hands over its payload; a second time is a ValueError."""
+    def enter(self, member: int, turn: int, ready_s: float, op: Send) -> None:
+        """A member hands over its payload, in its own ``turn``-th send; twice is a ValueError."""
         if self.ready_s[member] == self.ready_s[member]:
             raise ValueError(f"worker {member} sends twice to round {self.key}")
-        self.step[member] = step
+        self.step[member] = op.step
+        self._order[member] = turn << _TRANSFER_BITS
         self.ready_s[member] = ready_s
         self.entered += 1
-        self._entered(member, size, itemsize)
+        self._entered(member, op.size, op.itemsize)
 
     def finish(self, member: int, done_s: float) -> None:
         """Everything that this member sends has left and everything for it has arrived."""
@@ -221,7 +218,7 @@ class Ring(Collective):
         lanes = self.rings.lanes
         size = self._totals[(member - phase) % self.members]
         slot = lanes.slots[member] + phase * self._stride
-        order = self._order + phase * self.members + member
+        order = self._order[member] + phase * self.members + member
         self._fabric.send(time_s, order, (lanes.paths[member], size, self, slot, member, phase))
 
     def left(self, lane: int, finish_s: float) -> None:
@@ -271,7 +268,7 @@ class Star(Collective):
         self._in = 0
         self._closed_s = 0.0
 
-    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:  # noqa: ARG002
+    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
         self._sizes[member] = size
         if self.members == 1:
             self.wire = (0,)
@@ -282,7 +279,8 @@ class Star(Collective):
     def _send(self, lane: int, phase: int, time_s: float, size: int) -> None:
         lanes = self._stars.lanes
         transfer = (lanes.paths[lane], size, self, lanes.slots[lane], lane, phase)
-        self._fabric.send(time_s, self._order + lane, transfer)
+        order = self._order[lane % self.members] + lane
+        self._fabric.send(time_s, order, transfer)
 
     def delivered(self, lane: int, phase: int, time_s: float) -> None:
         if phase == 1:
@@ -340,10 +338,10 @@ class Contribution(Collective):
         self.worker = worker
         self.arrived = False
         self.answered = False
-        self._order += worker
         self._sizes = [Bytes(), Bytes()]
 
-    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:  # noqa: ARG002
+    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
+        self._order[member] += self.worker
         self._move(0, self.ready_s[member], size)
 
     def answer(self, time_s: float, size: Bytes) -> None:
@@ -359,11 +357,11 @@ class Contribution(Collective):
             self.delivered(lane, lane, time_s)
             return
         path, slot = self._lanes.paths[lane], self._lanes.slots[lane]
-        self._fabric.send(time_s, self._order, (path, size.total, self, slot, lane, lane))
+        self._fabric.send(time_s, self._order[0], (path, size.total, self, slot, lane, lane))
 
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:  # noqa: ARG002
+    def delivered(self, lane: int, phase: int, time_s: float) -> None:
         if lane == 0:
-            self._fabric.announce(time_s, self._order, self)
+            self._fabric.announce(time_s, self._order[0], self)
         else:
             self.finish(0, time_s)
 

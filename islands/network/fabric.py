@@ -12,8 +12,9 @@ last ones do. For hop k of a transfer of n bytes::
 So one event per hop is enough: when a transfer's turn comes at its ready time, everything about
 that hop is decided, because nothing that becomes ready later can be served before it.
 
-Events are ordered by (time, kind, id). The id is intrinsic to the transfer (round, phase, member)
-and never a counter of calls, so the caller may submit the same sends in any order or in any pieces.
+Events are ordered by (time, kind, id). The id is intrinsic to the transfer (which send of its
+member, phase, member) and never a counter of calls, so the caller may submit the same sends in any
+order or in any pieces.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Timings:
 class _Worker:
     """One worker's clock and the operations it has not come to yet."""
 
-    __slots__ = ("clock_s", "compute_s", "ended", "number", "ops", "wait_s", "waits_for")
+    __slots__ = ("clock_s", "compute_s", "ended", "number", "ops", "sends", "wait_s", "waits_for")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -99,6 +99,7 @@ class _Worker:
         self.clock_s = 0.0
         self.compute_s = 0.0
         self.wait_s = 0.0
+        self.sends = 0
         self.waits_for: Collective | None = None
         self.ended = False
 
@@ -171,7 +172,7 @@ class Timeline:
                 self._starved.remove(worker)
                 self._runnable.append(worker)
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:  # noqa: ARG002
+    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
         """Answer a contribution that has arrived, at the time of the latest :class:`Arrival`.
 
         ``itemsize`` is part of the interface for collectives that cut answers at whole values.
@@ -314,7 +315,8 @@ class Timeline:
         collective = self._open.get(key)
         if collective is None:
             collective = self._open[key] = self._begin(worker, (op.fragment, op.version))
-        collective.enter(self._member(worker), op.step, worker.clock_s, op.size, op.itemsize)
+        worker.sends += 1
+        collective.enter(self._member(worker), worker.sends, worker.clock_s, op)
 
     def _begin(self, worker: _Worker, key: tuple[int, int]) -> Collective:
         """Open a round. A ring that may prove to be alone is held back: see `_finish_at_once`."""

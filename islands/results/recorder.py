@@ -39,6 +39,7 @@ class RunRecorder:
         *,
         island_of: Sequence[str],
         steps: int,
+        fragments: int,
         rate: LearningRate,
         compute: ComputeModel,
     ) -> None:
@@ -61,7 +62,7 @@ class RunRecorder:
         self.status: Counter[str] = Counter()
         self.payload_bytes = 0
         self.payloads = 0
-        self.synced_at: dict[int, int] = {}  # fragment -> steps that its last round covered
+        self.synced_at = [0] * fragments  # steps that each fragment's last round covered
         self.evals: list[tuple[int, float, float]] = []  # step, emulated time, loss
         self.clocks: Sequence[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(island_of)
         self.links: dict[str, LinkTotals] = {}
@@ -159,7 +160,7 @@ class RunRecorder:
     @property
     def unsynced_steps(self) -> int:
         """Local steps of a worker that are in no committed round; 0 at a run's regular end."""
-        return max(0, self._written - min(self.synced_at.values(), default=0))
+        return max(0, self._written - min(self.synced_at))
 
     # --- rows -------------------------------------------------------------------------------------
     def _write_steps(self) -> None:

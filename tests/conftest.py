@@ -1,0 +1,31 @@
+"""Fixtures and options that every test file may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write the recorded trajectories under tests/data anew instead of comparing with them",
+    )
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether recorded values are to be written instead of compared."""
+    return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Tiny models on one torch thread: faster, and the rounding is the actors'."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
