@@ -64,13 +64,12 @@ def _train_diloco(
     anchor = params.clone()
     pseudo_gradient = torch.empty_like(params)
     outer = method.outer.build(anchor)  # every process takes the same outer step
-    outer.param_groups[0]["params"][0].grad = pseudo_gradient
     for step in range(1, steps + 1):
         replica.local_step()
         if step % method.sync_every == 0 or step == steps:
             torch.sub(anchor, params, out=pseudo_gradient)
             average(pseudo_gradient)
-            outer.step()
+            outer.step(pseudo_gradient, method.outer.lr)
             params.copy_(anchor)
 
 

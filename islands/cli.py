@@ -141,6 +141,41 @@ def check_command(
         print_description(description)
 
 
+@app.command("bench", epilog="Example: islands bench --method dense --steps 2000 --repeats 3")
+def bench_command(
+    model: ModelOption = "decoder",
+    workers: Annotated[int, typer.Option(help="Worker processes, on one island.")] = 4,
+    method: Annotated[
+        str, typer.Option("--method", metavar="NAME", help="dense, diloco or local_sgd.")
+    ] = "diloco",
+    sync_every: Annotated[
+        int | None, typer.Option(help="Local steps per round; default the method's.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Local steps of each worker.")] = 2000,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are shown.")] = 3,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time islands beside a bare loop and a gloo program that train the same, on this machine."""
+    from islands.bench import bench
+
+    with exit_codes():
+        result = bench(
+            model=model or "decoder",
+            workers=workers,
+            method=method,
+            sync_every=sync_every,
+            steps=steps,
+            repeats=repeats,
+            overrides=overrides or (),
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    if as_json:
+        _print_json(result.as_dict())
+    else:
+        result.print()
+
+
 def _print_json(value: Any) -> None:
     from islands.results.folder import to_json
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -80,7 +81,7 @@ def run(
             with session(address, say):
                 job = prepared.on(pick_device(experiment, gpus()))
                 folder = new_folder(_path(out), experiment.method.name, overwrite)
-                summary = _run_on_ray(job, folder, quiet)
+                summary = _run_on_ray(job, folder, quiet, say)
     except RunError as error:
         where = f"; the results so far are in {folder}" if folder else ""
         raise RunError(f"{error}{where}") from error
@@ -106,10 +107,10 @@ def session(address: str | None, say: Callable[[str], None]) -> Iterator[None]:
             ray.shutdown()
 
 
-def _run_on_ray(job: Job, folder: Path, quiet: bool) -> dict[str, Any]:
+def _run_on_ray(job: Job, folder: Path, quiet: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    actors = Actors(job, say)
     with LiveDisplay(quiet) as display:
         display.update(_starting(job))
-        actors = Actors(job)
         try:
             actors.set_up(job)
             return drive(actors, job, folder, display.update)
@@ -131,7 +132,9 @@ def drive(
     On an interrupt the coordinator is asked to stop and given time to write what there is.
     """
     coordinator = actors.coordinator
-    running = coordinator.run.remote(job, str(folder), actors.workers, actors.link)
+    # The training tokens are with the workers; the coordinator evaluates on the others.
+    lean = replace(job, corpus=replace(job.corpus, train=job.corpus.train[:0]))
+    running = coordinator.run.remote(lean, str(folder), actors.workers, actors.link)
     try:
         while not ray.wait([running], timeout=LOOK_S)[0]:
             progress = ray.get(coordinator.progress.remote())

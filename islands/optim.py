@@ -1,16 +1,22 @@
-"""Inner optimizers and their learning-rate schedule.
+"""Optimizers on flat vectors, inner and outer, and the learning-rate schedule.
 
-The optimizer works on the flat parameter vector as one tensor. Element-wise optimizers (AdamW, SGD)
-do not care, and one fused kernel replaces one launch per tensor.
+An element-wise optimizer does not care where a tensor ends, so one kernel on the flat vector
+replaces one launch per tensor. The kernels are torch's own, called as functions: its optimizer
+*classes* load torch's compiler when the first one is made, a second and 70 MB in every worker's
+process.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 #: Where the cosine ends, as a fraction of the peak (DeMo's reference configuration; nanoGPT).
 FINAL_LR_FRACTION = 0.1
@@ -37,11 +43,95 @@ class LearningRate:
         return self.peak * (FINAL_LR_FRACTION + (1.0 - FINAL_LR_FRACTION) * cosine)
 
 
-class InnerOptimizer:
-    """A torch optimizer over the flat masters, stepped at the scheduled learning rate.
+class FlatOptimizer:
+    """One of torch's optimizers on one tensor: ``sgd``, ``momentum``, ``nesterov``, ``adam``,
+    ``adamw``.
 
-    ``clip`` bounds the global gradient norm of what is stepped with (None: no bound). Whether that
-    is a worker's own or an averaged gradient is the method's business.
+    ``params`` is updated in place. ``momentum`` is the heavy-ball factor, and Adam's beta 1 for
+    ``adam``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: Tensor,
+        *,
+        momentum: float = 0.0,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._params = params
+        self._momentum = momentum
+        self._beta2 = beta2
+        self._eps = eps
+        self._weight_decay = weight_decay
+        self._adam = name in ("adam", "adamw")
+        # Adam: both moments and the step count. SGD: the momentum buffer, None before the first
+        # step.
+        self._moments = [torch.zeros_like(params), torch.zeros_like(params)] if self._adam else []
+        self._count = torch.zeros((), dtype=torch.float32, device=params.device)
+        self._buffer: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, grad: Tensor, lr: float) -> None:
+        """One update from ``grad``, which has the shape and type of the parameters."""
+        if self._adam:
+            function = adam if self._name == "adam" else adamw
+            function(
+                [self._params],
+                [grad],
+                [self._moments[0]],
+                [self._moments[1]],
+                [],
+                [self._count],
+                foreach=False,
+                fused=True,
+                amsgrad=False,
+                beta1=self._momentum,
+                beta2=self._beta2,
+                lr=lr,
+                weight_decay=self._weight_decay,
+                eps=self._eps,
+                maximize=False,
+            )
+            return
+        buffers = [self._buffer]
+        sgd(
+            [self._params],
+            [grad],
+            buffers,
+            foreach=False,
+            fused=False,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._name == "nesterov" and self._momentum > 0,
+            maximize=False,
+        )
+        self._buffer = buffers[0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of everything that the next step depends on."""
+        named = dict(zip(("m", "v"), self._moments, strict=False)) | {"count": self._count}
+        if self._buffer is not None:
+            named["buffer"] = self._buffer
+        return {name: tensor.clone() for name, tensor in named.items()}
+
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue where :meth:`state_dict` was taken."""
+        self._moments = [saved[name].clone() for name in ("m", "v") if name in saved]
+        self._count = saved["count"].clone()
+        self._buffer = saved["buffer"].clone() if "buffer" in saved else None
+
+
+class InnerOptimizer:
+    """A worker's optimizer over its masters, stepped at the scheduled learning rate.
+
+    ``clip`` bounds the global norm of the gradient that is stepped with (None: no bound). Whether
+    that is the worker's own or an averaged one is the method's business.
     """
 
     def __init__(
@@ -56,26 +146,15 @@ class InnerOptimizer:
     ) -> None:
         self.rate = rate
         self.clip = clip
-        self._param = torch.nn.Parameter(masters)  # shares the masters' memory
-        self._param.grad = grad
-        if name == "adamw":
-            # beta 0.95 as in GPT pre-training; torch's 0.999 is slow to forget at these run
-            # lengths.
-            self.torch: torch.optim.Optimizer = torch.optim.AdamW(
-                [self._param], lr=0.0, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True
-            )
-        else:
-            self.torch = torch.optim.SGD(
-                [self._param], lr=0.0, weight_decay=weight_decay, fused=True
-            )
+        self._grad = grad
+        # beta 2 of 0.95 as in GPT pre-training; torch's 0.999 is slow to forget at such run lengths
+        adam = {"momentum": 0.9, "beta2": 0.95} if name == "adamw" else {}
+        self.inner = FlatOptimizer(name, masters, weight_decay=weight_decay, **adam)
 
     def step(self, step: int) -> None:
         """One update from the gradient buffer, at the learning rate of local step ``step``."""
-        grad = self._param.grad
-        assert grad is not None
         if self.clip is not None:
-            norm = float(torch.linalg.vector_norm(grad))
+            norm = float(torch.linalg.vector_norm(self._grad))
             if norm > self.clip:
-                grad.mul_(self.clip / norm)
-        self.torch.param_groups[0]["lr"] = self.rate.at(step)
-        self.torch.step()
+                self._grad.mul_(self.clip / norm)
+        self.inner.step(self._grad, self.rate.at(step))

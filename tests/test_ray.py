@@ -121,7 +121,7 @@ def test_actors_serve_one_run_after_another_and_then_end(tmp_path: Path) -> None
 @pytest.mark.usefixtures("cluster")
 def test_a_worker_that_raises_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     """The message names worker, island, step and cause; the results so far are readable."""
-    with pytest.raises(islands.RunError, match=r"worker 2 \(oregon\) failed at step 7") as info:
+    with pytest.raises(islands.RunError, match=r"worker 2 \(oregon\) failed at step 8") as info:
         islands.run(tiny({"name": "helpers:Failing"}), out=tmp_path / "run")
     assert str(tmp_path / "run") in str(info.value)
     assert islands.Result.load(tmp_path / "run").summary["status"] == "failed"

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -23,7 +24,12 @@ from islands.actors.link import LinkActor
 from islands.actors.worker import WorkerActor
 from islands.errors import InputError, RunError
 from islands.job import Job, gpus_per_worker
+from islands.units import format_bytes
 
+#: What one worker's process takes before it has a model: memory of its own, and time to start.
+PROCESS_BYTES, PROCESS_S = 190e6, 1.5
+#: More workers than this are announced before they start.
+MANY = 8
 #: Seconds that an address has to accept a connection.
 CONNECT_S = 10.0
 #: Seconds that all actors have to come up: 100 of them import torch, on two cores, well within it.
@@ -45,6 +51,8 @@ def connect(address: str | None, say: Callable[[str], None]) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "local"):
         say(f"starting a local Ray on {os.cpu_count()} cores")
+        # Ray would run its workers at the lowest priority, below anything else on this machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(address="local", include_dashboard=False, **quiet)
         return True
     assert address is not None
@@ -90,7 +98,9 @@ def gpus() -> float:
 class Actors:
     """The actors of a run: one coordinator, one link actor, one worker actor per worker."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, say: Callable[[str], None] = lambda text: None) -> None:
+        """Begin to create them. Raises InputError if the cluster has not the memory for so many."""
+        _must_fit(job, say)
         home = str(ray.get_runtime_context().get_node_id())
         pinned = NodeAffinitySchedulingStrategy(home, soft=False)
         share = gpus_per_worker(job.experiment, gpus()) if job.device == "cuda" else 0.0
@@ -98,7 +108,9 @@ class Actors:
         placed = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
         worker = ray.remote(WorkerActor)
         self.workers: list[ActorHandle[Any]] = [
-            worker.options(num_cpus=0, num_gpus=share, scheduling_strategy=where).remote(sys.path)
+            worker.options(
+                num_cpus=0, num_gpus=share, scheduling_strategy=where, enable_task_events=False
+            ).remote(sys.path)
             for where in (["SPREAD"] * job.workers if share else placed)
         ]
         self.link = ray.remote(LinkActor).options(num_cpus=0, scheduling_strategy=pinned).remote()
@@ -114,9 +126,10 @@ class Actors:
 
         Raises RunError with the worker and the cause if one cannot be made.
         """
-        tokens = ray.put(job.corpus.train)  # one copy per node, shared by its workers
+        # One copy per node, shared by its workers.
+        initial, tokens = ray.put(job.initial), ray.put(job.corpus.train)
         ready = [
-            actor.set_up.remote(job.replica(worker), tokens)
+            actor.set_up.remote(replace(job.replica(worker), initial={}), initial, tokens)
             for worker, actor in enumerate(self.workers)
         ]
         ready.append(
@@ -147,6 +160,21 @@ class Actors:
         """Kill all actors."""
         for actor in [*self.workers, self.link, self.coordinator]:
             ray.kill(actor)
+
+
+def _must_fit(job: Job, say: Callable[[str], None]) -> None:
+    """Refuse more workers than the cluster's memory holds; announce many, since they take time."""
+    # The masters, their gradient, the optimizer's two moments and a method's anchor or momentum.
+    need = job.workers * (PROCESS_BYTES + 5 * 4 * job.parameters)
+    have = sum(node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"])
+    what = f"{job.workers} worker processes need about {format_bytes(need)} of memory"
+    if need > have:
+        raise InputError(
+            f"workers: {what}, but the Ray cluster has {format_bytes(have)}; "
+            "take fewer workers, more nodes, or --in-process"
+        )
+    if job.workers > MANY:
+        say(f"{what} and about {job.workers * PROCESS_S:.0f} s of one core to start")
 
 
 def _nodes(workers: int, home: str) -> list[str]:

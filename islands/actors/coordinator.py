@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import count
+from operator import is_
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from islands.actors.worker import INLINE_BYTES, pack
 from islands.compression import Update
 from islands.coordinator import Coordinator
 from islands.engine import Interrupted
@@ -24,8 +29,6 @@ from islands.plugins import look_also_in
 from islands.results.display import Progress
 from islands.trace import Op
 
-#: Updates of more bytes go through the object store once; smaller ones travel inside each call.
-INLINE_BYTES = 100_000
 #: Batches of operations that the link actor may have before the engine waits for it.
 BATCHES_UNDER_WAY = 4
 
@@ -34,9 +37,10 @@ class RayWorkers:
     """Worker actors: one call per plan, answers as they come."""
 
     def __init__(self, handles: Sequence[ActorHandle[Any]], island_of: Sequence[str]) -> None:
-        self._handles = handles
+        self._calls = [handle.run for handle in handles]
         self._island_of = island_of
-        self._under_way: dict[ray.ObjectRef[Answer], int] = {}
+        self._under_way: dict[ray.ObjectRef[bytes | Answer], int] = {}
+        self._last: tuple[list[PlanOp], list[Update | None], bytes] | None = None
 
     def share(self, update: Update) -> Update:
         if update.nbytes <= INLINE_BYTES:
@@ -45,21 +49,47 @@ class RayWorkers:
         return reference
 
     def start(self, worker: int, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> None:
-        reference = self._handles[worker].run.remote(plan, *updates)
+        large = [update for update in updates if isinstance(update, ray.ObjectRef)]
+        reference = self._calls[worker].remote(self._packed(plan, updates), *large)
         self._under_way[reference] = worker
 
+    def _packed(self, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> bytes:
+        """The plan as bytes; those of the last worker if this one's is the same."""
+        if self._last is not None:
+            last_plan, last_updates, packed = self._last
+            same = len(last_updates) == len(updates) and all(map(is_, last_updates, updates))
+            if same and last_plan == plan:
+                return packed
+        numbers = count()
+        small = [next(numbers) if isinstance(u, ray.ObjectRef) else u for u in updates]
+        packed = pack(plan, small)
+        self._last = (list(plan), list(updates), packed)
+        return packed
+
     def answers(self, everyone: bool) -> Iterable[tuple[int, Answer]]:
+        # A worker that dies makes its call fail, so these waits end with the plan or its worker.
         waiting = list(self._under_way)
-        # A worker that dies makes its call fail, so this wait ends with the plan or its worker.
-        count = len(waiting) if everyone else 1
-        ready, _ = ray.wait(waiting, num_returns=count)
-        for reference in ready:
+        ready = waiting if everyone else ray.wait(waiting, num_returns=1)[0]
+        try:
+            answers = ray.get(ready)
+        except (RayActorError, RayTaskError) as error:
+            raise self._blame(ready, error) from error
+        for reference, answer in zip(ready, answers, strict=True):
             worker = self._under_way.pop(reference)
+            yield worker, pickle.loads(answer) if isinstance(answer, bytes) else answer
+
+    def _blame(self, references: Sequence[ray.ObjectRef[Any]], error: Exception) -> RunError:
+        """The error with the name of the worker whose call failed."""
+        for reference in references:
             try:
-                yield worker, ray.get(reference)
-            except (RayActorError, RayTaskError) as error:
+                ray.get(reference, timeout=0)
+            except GetTimeoutError:
+                continue
+            except (RayActorError, RayTaskError) as failure:
+                worker = self._under_way[reference]
                 where = f"worker {worker} ({self._island_of[worker]})"
-                raise RunError(f"{where} died: {str(error).splitlines()[0]}") from error
+                return RunError(f"{where} died: {str(failure).splitlines()[0]}")
+        return RunError(f"a worker died: {str(error).splitlines()[0]}")
 
 
 class RayNetwork:
@@ -100,6 +130,7 @@ class CoordinatorActor:
         """``paths``: where the driver's imports come from."""
         look_also_in(paths)
         torch.set_num_threads(1)
+        pa.array([0.0])  # where pandas is installed this imports it: now, not while training
         self._stop = threading.Event()
         self._coordinator: Coordinator | None = None
 

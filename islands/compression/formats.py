@@ -51,3 +51,15 @@ def decode(buffer: Buffer, fmt: str) -> Tensor:
 def itemsize(fmt: str) -> int:
     """Bytes of one value."""
     return DTYPES[fmt].itemsize
+
+
+#: Two-byte formats: the exponent's bits. All of them set means infinite or NaN.
+_EXPONENT = {"bf16": 0x7F80, "fp16": 0x7C00}
+
+
+def all_finite(buffer: Buffer, fmt: str) -> bool:
+    """Whether no value of an encoded buffer is NaN or infinite."""
+    if fmt in _EXPONENT:
+        bits = np.uint16(_EXPONENT[fmt])
+        return not ((buffer.view(np.uint16) & bits) == bits).any()
+    return bool(np.isfinite(buffer.view(np.float32 if fmt == "fp32" else np.float64)).all())

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from islands.compression.formats import Buffer, decode, itemsize
+from islands.compression.formats import Buffer, all_finite, itemsize
 from islands.trace import Bytes
 
 
@@ -43,6 +42,10 @@ class Payload:
         return Bytes(values=self.values.nbytes + extra)
 
     @property
+    def nbytes(self) -> int:
+        return self.size.total
+
+    @property
     def itemsize(self) -> int:
         """Bytes that a ring must not split. Running statistics travel as 4- and 8-byte numbers."""
         own = itemsize(self.fmt)
@@ -52,7 +55,7 @@ class Payload:
         """False if any value is NaN or infinite: such a payload must not reach the shared model."""
         if self.buffers is not None and not np.isfinite(self.buffers.floats).all():
             return False
-        return bool(torch.isfinite(decode(self.values, self.fmt)).all())
+        return all_finite(self.values, self.fmt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from islands.compression import Payload, Update, decode, encode
 from islands.layout import Layout, Stream
 from islands.methods.base import Arrival, Context, Method, Shared, WorkerState, mean_of
+from islands.optim import FlatOptimizer
 
 #: Adam's epsilon for an outer step: pseudo-gradients are small, and 1e-8 would turn them into signs
 #: (DiLoCo, appendix: Adam needed 0.1).
@@ -47,15 +48,9 @@ class OuterOptimizer(BaseModel):
             raise ValueError("outer optimizer 'sgd' has no momentum; use 'momentum' or 'nesterov'")
         return self
 
-    def build(self, params: torch.Tensor) -> torch.optim.Optimizer:
-        """A torch optimizer that updates ``params`` (n,) in place."""
-        group = [torch.nn.Parameter(params)]
-        if self.name == "adam":
-            return torch.optim.Adam(
-                group, lr=self.lr, betas=(self.momentum, 0.999), eps=OUTER_ADAM_EPS
-            )
-        nesterov = self.name == "nesterov" and self.momentum > 0
-        return torch.optim.SGD(group, lr=self.lr, momentum=self.momentum, nesterov=nesterov)
+    def build(self, params: torch.Tensor) -> FlatOptimizer:
+        """The optimizer that updates ``params`` (n,) in place."""
+        return FlatOptimizer(self.name, params, momentum=self.momentum, eps=OUTER_ADAM_EPS)
 
 
 class PseudoGradient(Method):
@@ -97,11 +92,9 @@ class DiLoCo(PseudoGradient):
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         part = shared.layout.fragments[fragment]
-        outer: torch.optim.Optimizer = shared.slots["outer"][fragment]
-        outer.param_groups[0]["params"][0].grad = mean_of(arrivals, self.payload_dtype).to(
-            shared.params.dtype
-        )
-        outer.step()
+        outer: FlatOptimizer = shared.slots["outer"][fragment]
+        mean = mean_of(arrivals, self.payload_dtype)
+        outer.step(mean.to(shared.params.dtype), self.outer.lr)
         return master_update(shared.params[part])
 
 
