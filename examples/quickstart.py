@@ -2,7 +2,7 @@
 
     python examples/quickstart.py
 
-Runs inside this process (`in_process=True`), so it needs no Ray and takes a few seconds; without that
+Runs inside this process (`in_process=True`), so it needs no Ray and takes seconds; without that
 argument the same experiment runs on Ray actors and gives the same numbers.
 """
 

@@ -150,20 +150,20 @@ def test_the_link_actor_does_not_load_torch() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_workers_are_small(tmp_path: Path) -> None:
+def test_workers_are_small() -> None:
     """A decoder worker has at most 200 MB of memory to itself."""
+
+    def pid(actor: object) -> int:  # travels by value: the actor must not import this module
+        import os
+
+        return os.getpid()
+
     job = prepare(tiny())
     actors = Actors(job)
     try:
         actors.set_up(job)
-        pids = ray.get([actor.__ray_call__.remote(_pid) for actor in actors.workers], timeout=60)
+        pids = ray.get([actor.__ray_call__.remote(pid) for actor in actors.workers], timeout=60)
         unshared = [psutil.Process(pid).memory_full_info().uss for pid in pids]
     finally:
         actors.end()
     assert max(unshared) < 200e6
-
-
-def _pid(actor: object) -> int:
-    import os
-
-    return os.getpid()

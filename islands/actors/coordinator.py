@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from collections import deque
@@ -130,6 +131,7 @@ class CoordinatorActor:
         """``paths``: where the driver's imports come from."""
         look_also_in(paths)
         torch.set_num_threads(1)
+        gc.freeze()  # as in the workers
         pa.array([0.0])  # where pandas is installed this imports it: now, not while training
         self._stop = threading.Event()
         self._coordinator: Coordinator | None = None

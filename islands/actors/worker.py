@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ class WorkerActor:
         look_also_in(paths)
         # One thread each: the workers share a host, and the number of threads changes the rounding.
         torch.set_num_threads(1)
+        gc.freeze()  # what the imports left lives for ever: the collector need not walk through it
 
     def set_up(self, spec: ReplicaSpec, initial: Mapping[str, Buffer], tokens: NDArray[Any]) -> str:
         """Make the replica of ``spec`` with the ``initial`` model; returns the node's id.

@@ -1,0 +1,76 @@
+"""What the documentation shows is run as it is written."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from islands.config import Experiment
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(marker: str) -> str:
+    """The code block after an HTML comment."""
+    found = re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert found is not None, marker
+    return found[1]
+
+
+def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's example, as written, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block("python-example"), "README.md", "exec"), {})
+    assert (tmp_path / "runs" / "diloco-1" / "summary.json").exists()
+
+
+def test_the_experiment_file_is_valid() -> None:
+    """The README's YAML is an experiment, and its comment on the workers' speed holds."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    experiment = Experiment(**yaml.safe_load(text))
+    assert experiment.cluster.workers == 4
+    assert experiment.resolved().optimizer.lr == 3e-3
+
+
+def test_both_commands_are_one_line() -> None:
+    """One line installs and runs the main job, one installs and runs the tests."""
+    assert block("run-command").count("\n") == block("test-command").count("\n") == 1
+
+
+@pytest.mark.parametrize("example", ["quickstart"])
+def test_examples_print_what_is_committed(example: str) -> None:
+    """Each example script's output is the committed one."""
+    script = ROOT / "examples" / f"{example}.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == (ROOT / "examples" / "expected" / f"{example}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [("examples.my_method:HalfWay", "decoder"), ("dense", "examples.my_model:build")],
+)
+def test_user_code_in_the_examples_trains(
+    method: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example method and the example model run as the README says."""
+    import islands
+
+    monkeypatch.syspath_prepend(str(ROOT))
+    experiment = Experiment(method=method, model=model, steps=3, eval={"windows": 4})
+    result = islands.run(experiment, in_process=True, out=tmp_path / "run")
+    assert result.summary["status"] == "done"
+
+
+def test_links_in_the_readme_lead_somewhere() -> None:
+    """Every relative link is a file or folder of the repository."""
+    targets = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert targets
+    assert [t for t in targets if not (ROOT / t).exists()] == []
