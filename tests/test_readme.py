@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from islands.config import Experiment
 
@@ -30,10 +29,11 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "runs" / "diloco-1" / "summary.json").exists()
 
 
-def test_the_experiment_file_is_valid() -> None:
-    """The README's YAML is an experiment, and its comment on the workers' speed holds."""
+def test_the_experiment_file_is_valid(tmp_path: Path) -> None:
+    """The README's YAML is an experiment file."""
     (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    experiment = Experiment(**yaml.safe_load(text))
+    (tmp_path / "experiment.yaml").write_text(text, encoding="utf-8")
+    experiment = Experiment.load(tmp_path / "experiment.yaml")
     assert experiment.cluster.workers == 4
     assert experiment.resolved().optimizer.lr == 3e-3
 
