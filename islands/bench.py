@@ -353,13 +353,6 @@ def _islands(job: Job, found: Callable[[str, float], None]) -> list[float]:
     return [size for size in sizes if size is not None]
 
 
-def _process_ids(actors: Actors) -> list[int]:
-    # Not a function of this module: importing it would add to the memory that is looked at.
-    asked = [worker.__ray_call__.remote(lambda _: os.getpid()) for worker in actors.workers]
-    ids: list[int] = ray.get(asked)
-    return ids
-
-
 def import_torch_seconds() -> float:
     """Seconds of a fresh Python process that only imports torch."""
     began = time.perf_counter()

@@ -10,11 +10,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from islands.compression import itemsize
 from islands.config import Experiment, load_experiment
+from islands.data import load_corpus
+from islands.errors import InputError
 from islands.job import compute_model
-from islands.models import build_model
+from islands.models import build_model, must_have_shapes
 from islands.network import collective_seconds
 from islands.settings import read_yaml
 from islands.units import format_bandwidth, format_bytes, format_seconds
@@ -35,8 +38,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     synchronisation."""
     experiment = experiment.resolved()
     cluster, topology = experiment.cluster, experiment.cluster.topology()
-    with torch.device("meta"):
-        model = build_model(experiment.model.name, experiment.model.settings)
+    model = _shapes_of(experiment)
+    _read_corpus(experiment)
     parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     width = itemsize(experiment.method.payload_dtype)
@@ -81,6 +84,27 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "payload_dtype": experiment.method.payload_dtype,
         "dense_sync_s": collective_seconds(topology, "all_reduce", trainable * width, width),
     }
+
+
+def _shapes_of(experiment: Experiment) -> nn.Module:
+    """The model without its memory, where its own code allows that."""
+    name, settings = experiment.model.name, experiment.model.settings
+    try:
+        with torch.device("meta"):
+            model = build_model(name, settings)
+    except InputError:
+        model = build_model(name, settings)
+    must_have_shapes(model)
+    return model
+
+
+def _read_corpus(experiment: Experiment) -> None:
+    """Raise the InputError that a run would for missing or too little text."""
+    data = experiment.data
+    assert data.tokenizer is not None
+    assert data.vocab_size is not None
+    assert data.window is not None
+    load_corpus(data.name, data.tokenizer, data.vocab_size, data.window)
 
 
 def print_description(found: dict[str, Any], console: Console | None = None) -> None:

@@ -208,7 +208,10 @@ def _read_cluster(name: str | Path, folder: Path) -> dict[str, Any]:
         if not path.is_file():
             hint = nearest(str(name), cluster_names())
             raise InputError(f"cluster: no shipped cluster and no file named {str(name)!r}{hint}")
-    return read_yaml(path)
+    read = read_yaml(path)
+    if "islands" not in read and read.keys() & {"cluster", "method", "model", "steps"}:
+        raise InputError(f"cluster: {path} is an experiment file; give it as the config")
+    return read
 
 
 def _distinct(field: str, names: Sequence[str]) -> None:
@@ -385,7 +388,10 @@ def load_experiment(
     values: dict[str, Any] = {"cluster": "two_islands", "method": "diloco", "model": "decoder"}
     folder = Path()
     if config is not None:
-        values |= {k: v for k, v in read_yaml(config).items() if v is not None or k not in values}
+        read = read_yaml(config)
+        if "islands" in read:
+            raise InputError(f"config: {config} is a cluster file; give it as the cluster")
+        values |= {k: v for k, v in read.items() if v is not None or k not in values}
         folder = config.parent
     if isinstance(values["cluster"], str):
         values["cluster"] = _read_cluster(values["cluster"], folder)

@@ -24,6 +24,7 @@ from islands.flat import BufferSet, FlatModel, load_state, parameters_sha256
 from islands.job import Job
 from islands.methods import Shared
 from islands.models import build_model, window_loss
+from islands.plugins import one_line
 from islands.replica import learning_rate
 from islands.results.display import Progress
 from islands.results.folder import EXPERIMENT, MODEL, SUMMARY, write_json, write_text
@@ -70,11 +71,12 @@ class Evaluator:
 
     def save(self, path: Path) -> None:
         """The shared model as safetensors, under its state dict's names; tied weights once."""
+        self.flat.publish()
         persistent = self.flat.model.state_dict(keep_vars=True)
         seen: set[int] = set()
         tensors: dict[str, Tensor] = {}
         for name, tensor in persistent.items():
-            if id(tensor) not in seen:
+            if isinstance(tensor, Tensor) and id(tensor) not in seen:  # extra state is no tensor
                 seen.add(id(tensor))
                 tensors[name] = tensor.detach().clone().contiguous()
         unfinished = path.with_name(f".{path.name}.tmp")
@@ -111,7 +113,6 @@ class Coordinator:
         """
         job, experiment = self.job, self.job.experiment
         shared = Shared(job.layout, self.evaluator.flat.params)
-        experiment.method.begin_shared(shared)
         engine = Engine(
             method=experiment.method,
             shared=shared,
@@ -126,16 +127,27 @@ class Coordinator:
             stop=stop,
         )
         try:
+            experiment.method.begin_shared(shared)
             engine.run()
-        except (Interrupted, KeyboardInterrupt):  # the latter only without Ray
-            engine.settle()
-            self._finish("interrupted")
+            return self._finish("done")
+        except (Interrupted, KeyboardInterrupt):
+            self._salvage(engine, "interrupted")
             raise
         except RunError:
-            engine.settle()
-            self._finish("failed")
+            self._salvage(engine, "failed")
             raise
-        return self._finish("done")
+        except Exception as error:  # the method's or the model's own code, on the coordinator
+            self._salvage(engine, "failed")
+            name = experiment.method.name
+            raise RunError(f"method {name} failed on the coordinator: {one_line(error)}") from error
+
+    def _salvage(self, engine: Engine, status: str) -> None:
+        """Write what a run has that ends early; what cannot be had any more must not prevent it."""
+        try:
+            engine.settle()
+        except Exception:
+            self._phase = status  # the network is gone: the tables end where its times end
+        self._finish(status)
 
     def _finish(self, status: str) -> dict[str, Any]:
         self._phase = status

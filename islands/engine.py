@@ -17,11 +17,14 @@ Two regimes, one loop:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from islands.compression import Update
 from islands.errors import RunError
 from islands.methods.base import Arrival, Method, Shared
 from islands.plan import Answer, Apply, PlanOp, SendOut, Snapshot, Steps
@@ -29,7 +32,7 @@ from islands.schedule import Action, Due, program
 from islands.trace import Compute, End, Mark, Op, Receive, RoundKey, Send
 
 if TYPE_CHECKING:
-    from islands.compression import Statistics, Update
+    from islands.compression import Statistics
     from islands.compression.formats import Buffer
     from islands.network import Arrival as NetworkArrival
     from islands.network import Timings
@@ -96,9 +99,14 @@ class Interrupted(Exception):
     """The run was asked to stop; what is recorded stays."""
 
 
-#: How many operations wait before they go to the network: large enough that the call is cheap per
-#: round, small enough that progress shows a current emulated time.
-BATCH_OPS = 1500
+#: Operations go to the network when so many wait, which makes the call cheap per round, or after so
+#: many seconds of host time, so that progress and tables are never far behind.
+BATCH_OPS, BATCH_S = 1500, 0.5
+#: Host time that a plan should take at the most: an interrupt waits for the plans under way. How a
+#: run is cut into plans changes nothing in it.
+PLAN_S = 0.5
+#: Steps of the very first plan, before the pace of this host is known.
+FIRST_STEPS = 8
 
 
 class Outcome(NamedTuple):
@@ -118,11 +126,16 @@ class Cursor:
         self.sent: deque[tuple[Due, int]] = deque()  # sends of the plan under way, with their base
         self.marks: deque[int] = deque()  # snapshots of the plan under way
         self.busy = False
+        self.begun = 0.0  # host time at which the plan under way was handed out
         self.waits = False  # for a receive that the network knows of
         self.ended = False
 
     def advance(self) -> None:
         self.next = next(self._actions, End())
+
+    def put_back(self, rest: Action) -> None:
+        """What comes after the current action, before anything else."""
+        self._actions = chain([rest], self._actions)
 
 
 class Engine:
@@ -176,6 +189,8 @@ class Engine:
         self._snapshots: dict[int, tuple[Buffer, Statistics | None]] = {}
         self._buffers: Statistics | None = None
         self._ops: list[tuple[int, Op]] = []
+        self._handed_over = time.monotonic()
+        self._most_steps = FIRST_STEPS
 
     # --- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
@@ -190,7 +205,8 @@ class Engine:
                 self._take_answers(self._in_step)
                 self._close_in_order()
             self._go_on()
-            if len(self._ops) >= BATCH_OPS:
+            late = time.monotonic() - self._handed_over > BATCH_S
+            if late or len(self._ops) >= BATCH_OPS:
                 self._hand_over()
         self.settle()
 
@@ -201,10 +217,11 @@ class Engine:
             self._recorder.timed(timings)
 
     def _hand_over(self) -> None:
+        self._handed_over = time.monotonic()
         if self._ops:
-            self._recorder.traced(self._ops)
-            self._network.extend(self._ops)
-            self._ops = []
+            ops, self._ops = self._ops, []
+            self._recorder.traced(ops)
+            self._network.extend(ops)
         if not self.method.timed:
             for timings in self._network.results(wait=False):
                 self._recorder.timed(timings)
@@ -216,15 +233,23 @@ class Engine:
                 self._plan(worker, cursor)
 
     def _plan(self, worker: int, cursor: Cursor) -> None:
-        """Hand out all that this worker can do before it must send, or misses a result."""
+        """Hand out all that this worker can do before it must send, or misses a result, but not
+        more steps than keep it answering."""
         plan: list[PlanOp] = []
         updates: list[Update | None] = []
         sending = False
+        steps_left = self._most_steps
         while not (sending or cursor.ended):
             action = cursor.next
             match action:
-                case Compute(_, count):
-                    plan.append(Steps(count))
+                case Compute(first, count):
+                    if not steps_left:
+                        break
+                    if count > steps_left:
+                        action = Compute(first, steps_left)
+                        cursor.put_back(Compute(first + steps_left, count - steps_left))
+                    steps_left -= action.count
+                    plan.append(Steps(action.count))
                 case Due(fragment):
                     plan.append(SendOut(fragment))
                     cursor.sent.append((action, cursor.base.get(fragment, 0)))
@@ -252,6 +277,7 @@ class Engine:
             cursor.advance()
         if plan:
             cursor.busy = True
+            cursor.begun = time.monotonic()
             self._workers.start(worker, plan, updates)
 
     def _outcome(self, key: RoundKey, worker: int) -> Outcome | None:
@@ -267,6 +293,8 @@ class Engine:
             cursor = self._cursors[worker]
             cursor.busy = False
             if answer.losses:
+                self._pace(time.monotonic() - cursor.begun, len(answer.losses))
+            if answer.losses:
                 self._recorder.losses(worker, answer.losses)
             if answer.failure is not None:
                 where = f"worker {worker} ({self._island_of[worker]})"
@@ -279,6 +307,10 @@ class Engine:
                 self._ops.append((worker, Send(*key, due.step, payload.size, payload.itemsize)))
                 arrival = Arrival(worker, payload, base, due.step)
                 self._arrived.setdefault(key, {})[worker] = arrival
+
+    def _pace(self, took_s: float, steps: int) -> None:
+        """Learn from a plan that came back how many steps the next ones may have."""
+        self._most_steps = max(1, int(PLAN_S * steps / max(took_s, 1e-6)))
 
     # --- closing rounds -------------------------------------------------------------------------
     def _close_in_order(self) -> None:
@@ -342,6 +374,8 @@ class Engine:
         if fit:
             self._versions[fragment] += 1
             update = self.method.combine(self.shared, fragment, fit)
+            if not isinstance(update, Update):
+                raise TypeError(f"combine must return an Update, not {type(update).__name__}")
             packed = [a.payload.buffers for a in fit if a.payload.buffers is not None]
             if packed:
                 self._buffers = self._merge_buffers(packed)

@@ -6,13 +6,15 @@ rest and writes the results, so that the numbers depend on nothing here.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -21,13 +23,15 @@ from ray.exceptions import RayError
 from islands.actors.cluster import Actors, connect, gpus
 from islands.config import Experiment
 from islands.coordinator import Coordinator
-from islands.errors import RunError
+from islands.engine import Interrupted
+from islands.errors import InputError, RunError
 from islands.job import Job, pick_device, prepare
 from islands.local import LocalNetwork, LocalWorkers
 from islands.network import Timeline
+from islands.plugins import one_line
 from islands.replica import Replica
 from islands.results.display import LiveDisplay, Progress
-from islands.results.folder import new_folder
+from islands.results.folder import new_folder, refuse_used
 from islands.results.result import Result
 
 #: Seconds between two looks at the coordinator's progress.
@@ -60,40 +64,50 @@ def run(
     Raises:
         InputError: the experiment cannot be run as asked; nothing was begun.
         RunError: it failed while it ran; the message says where the results so far are.
-        KeyboardInterrupt: it was interrupted; the results so far are complete.
+        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came; the results so far are complete.
     """
     experiment = Experiment() if experiment is None else experiment
+    if not isinstance(experiment, Experiment):
+        raise InputError(f"experiment: {type(experiment).__name__} is not an islands.Experiment")
+    if transfers not in ("links", "each"):
+        raise InputError(f"transfers: {transfers!r}; choose 'links' or 'each'")
+    if in_process and address:
+        raise InputError(f"address: {address!r} is of no use without Ray; leave in_process out")
+    out = None if out is None else Path(out)
+    refuse_used(out, overwrite)
     folder: Path | None = None
 
     def say(text: str) -> None:
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def begin() -> Path:
+        """The result folder, made or cleared at the last moment: a run that is refused costs
+        nothing."""
+        nonlocal folder
+        folder = new_folder(out, experiment.method.name, overwrite)
+        return folder
+
     try:
         if in_process:
             device = pick_device(experiment, float(torch.cuda.device_count()))
             job = prepare(experiment, per_transfer=transfers == "each", device=device)
-            folder = new_folder(_path(out), experiment.method.name, overwrite)
             with LiveDisplay(quiet) as display:
-                summary = run_in_process(job, folder, display.update)
+                summary = run_in_process(job, begin(), display.update)
         else:
             prepared = prepare(experiment, per_transfer=transfers == "each")
             with session(address, say):
                 job = prepared.on(pick_device(experiment, gpus()))
-                folder = new_folder(_path(out), experiment.method.name, overwrite)
-                summary = _run_on_ray(job, folder, quiet, say)
+                summary = _run_on_ray(job, begin, quiet, say)
     except RunError as error:
         where = f"; the results so far are in {folder}" if folder else ""
         raise RunError(f"{error}{where}") from error
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if folder:
             say(f"the results so far are in {folder}")
         raise
+    assert folder is not None
     return Result(folder, summary)
-
-
-def _path(out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out)
 
 
 @contextmanager
@@ -107,13 +121,15 @@ def session(address: str | None, say: Callable[[str], None]) -> Iterator[None]:
             ray.shutdown()
 
 
-def _run_on_ray(job: Job, folder: Path, quiet: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def _run_on_ray(
+    job: Job, begin: Callable[[], Path], quiet: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     actors = Actors(job, say)
     with LiveDisplay(quiet) as display:
         display.update(_starting(job))
         try:
             actors.set_up(job)
-            return drive(actors, job, folder, display.update)
+            return drive(actors, job, begin(), display.update)
         finally:
             actors.end()
 
@@ -122,6 +138,39 @@ def _starting(job: Job) -> Progress:
     return Progress(
         0, job.experiment.steps, job.workers, 0, None, None, 0.0, 0, 0, 0.0, "starting actors"
     )
+
+
+@contextmanager
+def stop_signal() -> Iterator[Callable[[], int | None]]:
+    """Within the block SIGINT and SIGTERM are only noted; what is yielded tells which one came.
+
+    A KeyboardInterrupt could come in the middle of anything; a run ends between two turns instead.
+    A second SIGINT interrupts as usual. Outside the main thread signals are left alone.
+    """
+    caught: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int | None) -> NoReturn:
+    """What an interrupted run ends with: like the signal itself, but after the results are
+    written."""
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + signal.SIGTERM)
+    raise KeyboardInterrupt
 
 
 def drive(
@@ -135,22 +184,31 @@ def drive(
     # The training tokens are with the workers; the coordinator evaluates on the others.
     lean = replace(job, corpus=replace(job.corpus, train=job.corpus.train[:0]))
     running = coordinator.run.remote(lean, str(folder), actors.workers, actors.link)
-    try:
-        while not ray.wait([running], timeout=LOOK_S)[0]:
-            progress = ray.get(coordinator.progress.remote())
-            if progress is not None:
-                show(progress)
-        outcome, content = ray.get(running)
-    except KeyboardInterrupt:
-        coordinator.stop.remote()
-        ray.wait([running], timeout=STOP_S)
-        raise
-    except RayError as error:
-        raise RunError(f"the coordinator failed: {error}") from error
+    with stop_signal() as stopped:
+        try:
+            while not (stopped() or ray.wait([running], timeout=LOOK_S)[0]):
+                progress = ray.get(coordinator.progress.remote())
+                if progress is not None:
+                    show(progress)
+            if stopped():
+                coordinator.stop.remote()
+                ray.wait([running], timeout=STOP_S)
+                _leave(stopped())
+            outcome, content = ray.get(running)
+        except RayError as error:
+            raise RunError(f"the coordinator failed: {one_line(error)}") from error
     if outcome == "failed":
         raise RunError(str(content))
     assert isinstance(content, dict)
     return content
+
+
+def _replica(job: Job, worker: int) -> Replica:
+    try:
+        return Replica(job.replica(worker), job.corpus.train)
+    except Exception as error:  # the method's own code
+        where = f"worker {worker} ({job.island_of[worker]})"
+        raise RunError(f"{where} could not start: {one_line(error)}") from error
 
 
 def run_in_process(
@@ -164,7 +222,7 @@ def run_in_process(
     torch.set_num_threads(1)  # as in the actors: the number of threads changes the rounding
     try:
         with torch.random.fork_rng():
-            replicas = [Replica(job.replica(w), job.corpus.train) for w in range(job.workers)]
+            replicas = [_replica(job, worker) for worker in range(job.workers)]
             timeline = Timeline(
                 job.topology,
                 job.compute,
@@ -175,12 +233,16 @@ def run_in_process(
             for worker in range(job.workers):
                 timeline.control(worker, job.initial_bytes)
             coordinator = Coordinator(job, folder)
-
-            def look() -> bool:
-                show(coordinator.progress())
-                return False
-
             workers = LocalWorkers(replicas, shuffle)
-            return coordinator.run(workers, LocalNetwork(timeline), look)
+            with stop_signal() as stopped:
+
+                def look() -> bool:
+                    show(coordinator.progress())
+                    return stopped() is not None
+
+                try:
+                    return coordinator.run(workers, LocalNetwork(timeline), look)
+                except Interrupted:
+                    _leave(stopped())
     finally:
         torch.set_num_threads(threads)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from islands.clock import ComputeModel, FixedSteps, flop_seconds
 from islands.compression.formats import Buffer
@@ -19,10 +20,13 @@ from islands.data import Corpus, load_corpus
 from islands.errors import InputError
 from islands.flat import pack_state
 from islands.layout import Layout
-from islands.models import build_model, check_model
+from islands.methods import Method
+from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
+from islands.plugins import one_line
 from islands.replica import ReplicaSpec
 from islands.rng import seed_for
+from islands.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -88,17 +92,23 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     assert data.window is not None
     assert data.tokenizer is not None
     assert data.vocab_size is not None
+    workers = experiment.cluster.workers
+    _must_fit("steps", experiment.steps, 3 * 8 * workers * experiment.steps)
+    _must_fit("data.batch", data.batch, 8 * data.batch * (data.window + 1))
+    if type(experiment.method).close is not Method.close and not experiment.method.timed:
+        name = experiment.method.name
+        raise InputError(f"method: {name} closes rounds its own way, so it must set timed = True")
     corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(experiment.seed, "model"))
         model = build_model(experiment.model.name, experiment.model.settings)
-    layout = Layout.of(model)
+    layout = method_layout(model, experiment.method)
     job = Job(
         experiment=experiment,
         topology=experiment.cluster.topology(),
         compute=compute_model(experiment, sum(p.numel() for p in model.parameters())),
         corpus=corpus,
-        layout=layout.arranged(experiment.method.streams(layout)),
+        layout=layout,
         initial=pack_state(model),
         initial_bytes=4 * sum(t.numel() for t in distinct(model.state_dict(keep_vars=True))),
         parameters=sum(p.numel() for p in model.parameters()),
@@ -114,7 +124,32 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
 
 def distinct(state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """A state dict's tensors, tied ones once."""
-    return list({id(t): t for t in state.values()}.values())
+    return list({id(t): t for t in state.values() if isinstance(t, torch.Tensor)}.values())
+
+
+def method_layout(model: nn.Module, method: Method) -> Layout:
+    """The model's trainable tensors arranged by the method's fragments.
+
+    Raises InputError if the model has parameters without shapes, or the method's streams do not
+    fit.
+    """
+    must_have_shapes(model)
+    layout = Layout.of(model)
+    try:
+        return layout.arranged(method.streams(layout))
+    except Exception as error:
+        raise InputError(
+            f"method: {method.name} has no valid streams: {one_line(error)}"
+        ) from error
+
+
+#: Bytes of host memory that one setting may ask for.
+MOST_BYTES = 8e9
+
+
+def _must_fit(field: str, value: int, need_bytes: int) -> None:
+    if need_bytes > MOST_BYTES:
+        raise InputError(f"{field}: {value} would take {format_bytes(need_bytes)} of memory")
 
 
 def compute_model(experiment: Experiment, parameters: int) -> ComputeModel:

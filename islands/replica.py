@@ -23,6 +23,7 @@ from islands.methods import Context, WorkerState
 from islands.models import build_model, window_loss
 from islands.optim import InnerOptimizer, LearningRate
 from islands.plan import Answer, Apply, PlanOp, SendOut, Steps
+from islands.plugins import one_line
 from islands.rng import seed_for
 
 
@@ -113,21 +114,25 @@ class Replica:
 
     # --- plans ----------------------------------------------------------------------------------
     def run(self, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> Answer:
-        """Carry out a plan. An exception becomes the answer's ``failure``, with the step."""
+        """Carry out a plan. An exception becomes the answer's ``failure``, with what was done."""
         answer = Answer([], [], [])
+        doing = ""
         try:
             for op in plan:
                 if isinstance(op, Steps):
-                    answer.losses.extend(self.local_step() for _ in range(op.count))
+                    for _ in range(op.count):
+                        doing = f"step {self.state.step + 1}"
+                        answer.losses.append(self.local_step())
                 elif isinstance(op, SendOut):
+                    doing = f"send of fragment {op.fragment} after step {self.state.step}"
                     answer.payloads.append(self.send(op.fragment))
                 elif isinstance(op, Apply):
+                    doing = f"receive of fragment {op.fragment} after step {self.state.step}"
                     self.receive(op.fragment, updates[op.update])
                 else:
                     answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
-        except Exception as error:
-            cause = f"step {self.state.step + 1}: {type(error).__name__}: {error}"
-            return answer._replace(failure=cause)
+        except (Exception, SystemExit) as error:
+            return answer._replace(failure=f"{doing}: {one_line(error)}")
         return answer
 
     def local_step(self) -> float:
@@ -153,6 +158,8 @@ class Replica:
 
     def send(self, fragment: int) -> Payload:
         payload = self.method.send(self.state, fragment, self.context)
+        if not isinstance(payload, Payload):
+            raise TypeError(f"send must return a Payload, but returned {type(payload).__name__}")
         if fragment == 0 and self.buffers:
             payload = replace(payload, buffers=self.buffers.pack())
         return payload

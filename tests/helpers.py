@@ -153,10 +153,9 @@ def _read_summary(folder: Path, error: BaseException | None) -> dict[str, Any]:
 
 
 def assert_identical(one: Run, other: Run) -> None:
-    """Equal tables row for row, traces worker by worker, summaries but for the wall clock."""
-    for name in SCHEMAS:
+    """Equal tables and traces row for row, summaries but for the wall clock."""
+    for name in [*SCHEMAS, "trace"]:
         assert one.tables[name].equals(other.tables[name]), f"table {name} differs"
-    assert by_worker(one) == by_worker(other)
     hosts = ("wall_s",)
     assert {k: v for k, v in one.summary.items() if k not in hosts} == {
         k: v for k, v in other.summary.items() if k not in hosts
@@ -407,3 +406,56 @@ class Dying(DiLoCo):
         if (state.worker, state.step) == (3, 5):
             os._exit(1)
         return super().local_step(state, batch, ctx)
+
+
+class Signalled(DiLoCo):
+    """Sends its own process the signal of the environment variable, in step 9 of worker 1."""
+
+    sync_every: int = 5
+
+    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
+        if (state.worker, state.step) == (1, 9):
+            os.kill(os.getpid(), int(os.environ["ISLANDS_TEST_SIGNAL"]))
+        return super().local_step(state, batch, ctx)
+
+
+class Broken(DiLoCo):
+    """Fails where ``place`` says."""
+
+    sync_every: int = 4
+    place: str
+
+    def _fail_in(self, place: str) -> None:
+        if self.place == place:
+            raise ArithmeticError(f"no {place}\ntoday")
+
+    def streams(self, layout: Layout) -> tuple[Stream, ...]:
+        self._fail_in("streams")
+        return super().streams(layout)
+
+    def begin(self, state: WorkerState, ctx: Context) -> None:
+        self._fail_in("begin")
+        super().begin(state, ctx)
+
+    def send(self, state: WorkerState, fragment: int, ctx: Context) -> Any:
+        self._fail_in("send")
+        return None if self.place == "no_payload" else super().send(state, fragment, ctx)
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        self._fail_in("receive")
+        super().receive(state, fragment, update, ctx)
+
+    def begin_shared(self, shared: Shared) -> None:
+        self._fail_in("begin_shared")
+        super().begin_shared(shared)
+
+    def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Any:
+        self._fail_in("combine")
+        return None if self.place == "no_update" else super().combine(shared, fragment, arrivals)
+
+
+class Impatient(DiLoCo):
+    """Closes rounds at the first arrival without saying that time decides."""
+
+    def close(self, arrivals: Sequence[Arrival], alive: int, now_s: float) -> bool:
+        return bool(arrivals)

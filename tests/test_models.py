@@ -370,6 +370,7 @@ class Returns(nn.Module):
         (Returns(torch.zeros(4, 64)), ["(4, 64)"]),
         (Returns((torch.zeros(4, 16, 64),)), ["tensor", "tuple"]),
         (OwnLoss(shape=(2,)), ["scalar", "(2,)"]),
+        (Returns(torch.zeros(4, 16, 64)), ["logits have no gradient"]),
         (nn.Linear(16, 64), ["forward pass fails", "RuntimeError"]),
         (nn.Embedding(64, 64).requires_grad_(False), ["no parameters"]),
         (nn.LazyLinear(3), ["without shapes"]),

@@ -24,6 +24,7 @@ from islands.actors.link import LinkActor
 from islands.actors.worker import WorkerActor
 from islands.errors import InputError, RunError
 from islands.job import Job, gpus_per_worker
+from islands.plugins import one_line
 from islands.units import format_bytes
 
 #: What one worker's process takes before it has a model: memory of its own, and time to start.
@@ -47,7 +48,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> bool:
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     source = "--address" if address else "RAY_ADDRESS"
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS") or None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "local"):
         say(f"starting a local Ray on {os.cpu_count()} cores")
@@ -152,8 +153,11 @@ class Actors:
             try:
                 nodes.append(ray.get(reference))
             except RayError as error:
-                cause = getattr(error, "cause", None) or str(error).splitlines()[0]
-                raise RunError(f"worker {worker} could not start: {cause}") from error
+                cause = one_line(getattr(error, "cause", None) or error)
+                where = (
+                    f"worker {worker} ({job.island_of[worker]})" if worker < job.workers else "link"
+                )
+                raise RunError(f"{where} could not start: {cause}") from error
         return nodes[:-1]
 
     def end(self) -> None:

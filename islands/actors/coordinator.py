@@ -141,7 +141,6 @@ class CoordinatorActor:
     ) -> tuple[str, dict[str, Any] | str]:
         """Train; returns ('done', summary), or what ended the run: ('failed' | 'interrupted',
         why)."""
-        self._stop.clear()
         self._coordinator = Coordinator(job, Path(folder))
         workers = RayWorkers(handles, job.island_of)
         try:
@@ -151,6 +150,8 @@ class CoordinatorActor:
             return "failed", str(error)
         except Interrupted:
             return "interrupted", ""
+        finally:
+            self._stop.clear()  # for the next run; a stop that comes before this one begins counts
 
     def progress(self) -> Progress | None:
         """Where the run is; None before it has begun."""

@@ -85,7 +85,7 @@ class Arrival:
 class Method(BaseModel):
     """A frozen set of hyper-parameters and the algorithm that they belong to."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     #: Which collective carries a round on the emulated network.
     collective: ClassVar[Collective] = "all_reduce"

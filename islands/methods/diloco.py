@@ -29,7 +29,7 @@ class OuterOptimizer(BaseModel):
     ``momentum`` is Adam's beta 1 for ``adam`` and must be absent for ``sgd``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: Literal["sgd", "momentum", "nesterov", "adam"] = "nesterov"
     lr: float = Field(0.7, gt=0, allow_inf_nan=False)
@@ -37,7 +37,9 @@ class OuterOptimizer(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_sgd_has_no_momentum(cls, data: object) -> object:
+    def _by_name_and_sgd_without_momentum(cls, data: object) -> object:
+        if isinstance(data, str):
+            data = {"name": data}
         if isinstance(data, dict) and data.get("name") == "sgd":
             return {"momentum": 0.0, **data}
         return data

@@ -3,7 +3,7 @@
 A name and its settings are all that travels between processes; each builds the model for itself.
 """
 
-from islands.models.check import check_model, window_loss
+from islands.models.check import check_model, must_have_shapes, window_loss
 from islands.models.registry import (
     MODEL_NAMES,
     ModelDefaults,
@@ -19,5 +19,6 @@ __all__ = [
     "check_model",
     "model_defaults",
     "model_settings",
+    "must_have_shapes",
     "window_loss",
 ]

@@ -49,16 +49,14 @@ def check_model(model: nn.Module, tokens: Tensor, vocab_size: int | None = None)
     Raises:
         InputError: nothing to train, the pass fails, or logits or loss have the wrong shape.
     """
+    must_have_shapes(model)
     parameters = list(model.parameters())
-    if any(is_lazy(parameter) for parameter in parameters):
-        raise InputError("model: has parameters without shapes; run a forward pass in build")
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError("model: has no parameters that require a gradient")
     persistent = model.state_dict(keep_vars=True)
     gpus = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
     with (
         torch.random.fork_rng(gpus),
-        torch.no_grad(),
         _untouched(model) as before,
     ):
         model.train()
@@ -68,6 +66,12 @@ def check_model(model: nn.Module, tokens: Tensor, vocab_size: int | None = None)
             for name, buffer in model.named_buffers()
             if name in persistent and not torch.equal(buffer, before[name])
         )
+
+
+def must_have_shapes(model: nn.Module) -> None:
+    """Raise InputError for a lazy model that has not seen an input yet."""
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise InputError("model: has parameters without shapes; run a forward pass in build")
 
 
 def _try_forward(model: nn.Module, tokens: Tensor, vocab_size: int) -> None:
@@ -94,6 +98,9 @@ def _try_forward(model: nn.Module, tokens: Tensor, vocab_size: int) -> None:
             f"model: logits have shape {shape}, but must have (batch, window, vocabulary) = "
             f"({batch}, {window}, {vocab_size} or more)"
         )
+    if not output.requires_grad:
+        what = "loss has" if own else "logits have"
+        raise InputError(f"model: its {what} no gradient with respect to the parameters")
 
 
 @contextmanager
@@ -106,8 +113,9 @@ def _untouched(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     try:
         yield copies
     finally:
-        for name, tensor in tensors.items():
-            tensor.copy_(copies[name])
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(copies[name])
         for name, buffer in buffers.items():  # a forward may have put a new tensor in its place
             owner, _, leaf = name.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer

@@ -32,6 +32,25 @@ def holds_run(folder: Path) -> bool:
     return (folder / EXPERIMENT).exists() or (folder / TABLES).is_dir()
 
 
+def refuse_used(out: Path | None, overwrite: bool) -> None:
+    """Raise the InputError that :func:`new_folder` would, before anything has cost time."""
+    if out is None:
+        return
+    folder = out.absolute()
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise InputError(f"out: {out} is a file; name a folder")
+    present = _present(folder)
+    if present and not overwrite:
+        raise InputError(
+            f"out: {out} already holds a run ({present[0].name}); "
+            "give another folder, or --overwrite to replace it"
+        )
+
+
+def _present(folder: Path) -> list[Path]:
+    return [folder / name for name in WRITTEN if os.path.lexists(folder / name)]
+
+
 def new_folder(out: Path | None, name: str, overwrite: bool) -> Path:
     """Make the folder of a new run and return its absolute path.
 
@@ -44,12 +63,15 @@ def new_folder(out: Path | None, name: str, overwrite: bool) -> Path:
     """
     if out is None:
         return _next_free(Path("runs").absolute(), _plain(name))
+    refuse_used(out, overwrite)
     folder = out.absolute()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out: {out} is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder, out, overwrite)
+        for path in _present(folder):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     except OSError as error:
         raise InputError(f"out: cannot write to {out}: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -77,20 +99,6 @@ def _next_free(runs: Path, name: str) -> Path:
 def _plain(name: str) -> str:
     """The name as one path component: ``package.module:Method`` is ``package.module-Method``."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
-
-
-def _clear(folder: Path, out: Path, overwrite: bool) -> None:
-    present = [folder / name for name in WRITTEN if os.path.lexists(folder / name)]
-    if present and not overwrite:
-        raise InputError(
-            f"out: {out} already holds a run ({present[0].name}); "
-            "give another folder, or --overwrite to replace it"
-        )
-    for path in present:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,8 +1,8 @@
 """Joins what was trained with when it happened, and writes it as tables.
 
 Losses and payload sizes come from the engine, times from the network, in either order. Rows are
-written in an order that depends on neither: steps by (step, worker), everything else in the order
-of the emulated clock.
+written in an order that depends on neither: steps by (step, worker), syncs in the order in which
+rounds closed, the trace operation by operation of all workers, the rest by the emulated clock.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class RunRecorder:
         self._tables = {name: TableWriter(folder, name) for name in [*SCHEMAS, "trace"]}
         self._islands = np.array(island_of, dtype=object)
         self._compute = compute
-        self._lr = np.array([rate.at(step) for step in range(steps)])
+        self._rate = rate
         shape = (len(island_of), steps)
         self._loss, self._start, self._end = np.empty(shape), np.empty(shape), np.empty(shape)
         self._trained = [0] * len(island_of)  # steps with a loss, per worker
         self._timed = [0] * len(island_of)  # steps with times, per worker
         self._written = 0
+        self._traces: list[deque[Op]] = [deque() for _ in island_of]  # not yet written
         self._sizes: dict[tuple[int, int, int], Bytes] = {}
         self._parts: deque[Part] = deque()  # of closed rounds, in the order of their closing
         self._passed: dict[tuple[int, int, int], SyncTiming] = {}  # timed, not yet written
@@ -83,8 +84,22 @@ class RunRecorder:
         self._write_evals()
 
     def traced(self, ops: Sequence[tuple[int, Op]]) -> None:
-        rows = [self._trace_row(worker, op) for worker, op in ops]
-        columns = zip(*rows, strict=True)
+        for worker, op in ops:
+            waiting = self._traces[worker]
+            if isinstance(op, Send):
+                self._sizes[worker, op.fragment, op.version] = op.size
+                self.payload_bytes += op.size.total
+                self.payloads += 1
+            # How computing was cut into plans is the host's affair and not in the trace.
+            if waiting and isinstance(op, Compute) and isinstance(waiting[-1], Compute):
+                waiting[-1] = Compute(waiting[-1].first, waiting[-1].count + op.count)
+            else:
+                waiting.append(op)
+        while all(len(waiting) > 1 for waiting in self._traces):  # the last one may still grow
+            self._write_trace([(w, waiting.popleft()) for w, waiting in enumerate(self._traces)])
+
+    def _write_trace(self, ops: Sequence[tuple[int, Op]]) -> None:
+        columns = zip(*(self._trace_row(worker, op) for worker, op in ops), strict=True)
         writer = self._tables["trace"]
         writer.append(**dict(zip(writer.schema.names, columns, strict=True)))
 
@@ -92,9 +107,6 @@ class RunRecorder:
         name = type(op).__name__.lower()
         nothing = (None,) * 5
         if isinstance(op, Send):
-            self._sizes[worker, op.fragment, op.version] = op.size
-            self.payload_bytes += op.size.total
-            self.payloads += 1
             sizes = (*op.size, op.itemsize)
             return (worker, name, op.fragment, op.version, op.step, None, *sizes, None)
         if isinstance(op, Receive):
@@ -133,6 +145,10 @@ class RunRecorder:
         self._last_flush = time.monotonic()
 
     def close(self) -> None:
+        """Write what is left."""
+        rest = [(worker, op) for worker, waiting in enumerate(self._traces) for op in waiting]
+        if rest:
+            self._write_trace(rest)
         for writer in self._tables.values():
             writer.close()
 
@@ -174,7 +190,7 @@ class RunRecorder:
             island=np.tile(self._islands, count),
             step=np.repeat(np.arange(first + 1, last + 1), workers),
             loss=self._loss[:, part].T.ravel(),
-            lr=np.repeat(self._lr[part], workers),
+            lr=np.repeat([self._rate.at(step) for step in range(first, last)], workers),
             start_s=self._start[:, part].T.ravel(),
             end_s=self._end[:, part].T.ravel(),
         )
