@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from islands.compression import Update, decode
-from islands.methods import Arrival, Context, Shared, WorkerState, mean_of
+from islands.methods import Arrival, Context, Shared, WorkerState
 from islands.methods.diloco import PseudoGradient, master_update
 
 
 class HalfWay(PseudoGradient):
     """Local SGD in which every worker keeps ``1 − pull`` of its distance to the average.
 
-    Inherited: ``sync_every``, ``payload_dtype``, when to send, and what (anchor − local).
+    Inherited: ``sync_every``, ``payload_dtype``, when to send, what (anchor − local), and how that
+    is averaged.
     """
 
     pull: float = Field(0.5, gt=0, le=1)
@@ -25,7 +26,7 @@ class HalfWay(PseudoGradient):
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         """On the coordinator: move the shared parameters to the workers' average."""
         part = shared.layout.fragments[fragment]
-        shared.params[part] -= mean_of(arrivals, self.payload_dtype)
+        shared.params[part] -= self.average(shared, fragment, arrivals)
         return master_update(shared.params[part])
 
     def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:

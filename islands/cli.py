@@ -45,6 +45,34 @@ SetOption = Annotated[
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="An experiment file to start from.")
 ]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="NAME|FILES", help="python-docs, or a path or glob of text files."
+    ),
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Local steps of each worker.")]
+MethodsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="NAME[:KEY=VALUE,…]",
+        help="A method and its settings; give it several times.",
+    ),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="A Ray cluster; default RAY_ADDRESS or a local one."
+    ),
+]
+InProcessOption = Annotated[
+    bool, typer.Option("--in-process", help="Without Ray, in this process; same results.")
+]
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", metavar="FILE.png", help="Also draw a picture.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")
 ]
@@ -57,11 +85,8 @@ def run_command(
     cluster: ClusterOption = None,
     method: MethodOption = None,
     model: ModelOption = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILES", help="python-docs, or a path or glob of text files."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Local steps of each worker.")] = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
     overrides: SetOption = None,
     config: ConfigOption = None,
@@ -72,20 +97,13 @@ def run_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a run that the folder holds.")
     ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A Ray cluster; default RAY_ADDRESS or a local one."
-        ),
-    ] = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Without Ray, in this process; same results.")
-    ] = False,
+    address: AddressOption = None,
+    in_process: InProcessOption = False,
     transfers: Annotated[
         Literal["links", "each"],
         typer.Option(help="Rows of the transfers table: per round and link, or per transfer."),
     ] = "links",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
+    quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model on an emulated cluster and report what it cost.
@@ -119,6 +137,153 @@ def run_command(
         _print_json({**result.summary, "folder": str(result.folder)})
     elif not quiet:
         print_final(result.summary, result.folder)
+
+
+@app.command(
+    "compare",
+    epilog="Example: islands compare --method dense --method diloco:sync_every=10 "
+    "--lr 0.003,0.01,0.03 --seeds 3",
+)
+def compare_command(
+    methods: MethodsOption = None,
+    lr: Annotated[
+        str | None,
+        typer.Option("--lr", metavar="LR,LR,…", help="Learning rates that each method tries."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N|SEED,…", help="So many from 0, or a list of them."),
+    ] = None,
+    target_loss: Annotated[
+        float | None, typer.Option("--target-loss", help="Validation loss to be reached.")
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option("--study", metavar="FILE", help="A study file, instead of --method."),
+    ] = None,
+    cluster: ClusterOption = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    overrides: SetOption = None,
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The study's folder, new or one to go on with."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Train again what is finished already.")
+    ] = False,
+    address: AddressOption = None,
+    in_process: InProcessOption = False,
+    figure: FigureOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare methods, each at the best of its learning rates, over several seeds.
+
+    Runs that are finished in --out are not trained again.
+    """
+    from islands.comparison import compare
+    from islands.figures import check_figure, draw_comparison
+    from islands.results.study_tables import print_comparison
+    from islands.study import Study, study_of
+
+    options: dict[str, object] = {"cluster": cluster, "model": model, "data": data, "steps": steps}
+    with exit_codes():
+        if (study is None) == (not methods):
+            raise InputError("method: give --method at least once, or --study; not both")
+        changes = {
+            "lr": _numbers("lr", lr),
+            "seeds": _numbers("seeds", seeds, count=True),
+            "target_loss": target_loss,
+        }
+        if study is None:
+            wanted = study_of(methods or (), config, overrides or (), options, **changes)
+        elif config is None:
+            wanted = Study.load(study, overrides or (), options, **changes)
+        else:
+            raise InputError("config: a study file has its own experiment; leave --config out")
+        check_figure(figure)
+        found = compare(
+            wanted,
+            out=out,
+            overwrite=overwrite,
+            address=address,
+            in_process=in_process,
+            quiet=quiet,
+        )
+        if figure is not None:
+            draw_comparison(found, figure)
+    if as_json:
+        _print_json(found.as_dict())
+    elif not quiet:
+        print_comparison(found)
+
+
+@app.command(
+    "scale",
+    epilog="Example: islands scale --workers 2,4,8,100,10000 --method dense --method demo "
+    "--bytes-only",
+)
+def scale_command(
+    workers: Annotated[
+        str | None,
+        typer.Option("--workers", metavar="N,N,…", help="Numbers of workers; default 2,4,8,16,32."),
+    ] = None,
+    methods: MethodsOption = None,
+    bytes_only: Annotated[
+        bool,
+        typer.Option("--bytes-only", help="Train nowhere: carry one real payload for everyone."),
+    ] = False,
+    cluster: ClusterOption = None,
+    model: ModelOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    overrides: SetOption = None,
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the rows and the runs here.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what the folder holds.")
+    ] = False,
+    address: AddressOption = None,
+    in_process: InProcessOption = False,
+    figure: FigureOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how bytes and time per step grow with the number of workers.
+
+    The workers are split evenly over the cluster's islands. Without --method: dense, topk, demo
+    and diloco.
+    """
+    from islands.figures import check_figure, draw_scaling
+    from islands.results.study_tables import print_scaling
+    from islands.scale import METHODS, scale, scale_experiment
+    from islands.study import contenders
+
+    options: dict[str, object] = {"cluster": cluster, "model": model, "data": data, "steps": steps}
+    with exit_codes():
+        check_figure(figure)
+        found = scale(
+            scale_experiment(config, overrides or (), options),
+            contenders(methods or METHODS),
+            _numbers("workers", workers),
+            bytes_only=bytes_only,
+            out=out,
+            overwrite=overwrite,
+            address=address,
+            in_process=in_process,
+            quiet=quiet,
+        )
+        if figure is not None:
+            draw_scaling(found, figure)
+    if as_json:
+        _print_json(found.as_dict())
+    elif not quiet:
+        print_scaling(found)
 
 
 @app.command("check", epilog="Example: islands check four_continents --model gpt-15m")
@@ -174,6 +339,17 @@ def bench_command(
         _print_json(result.as_dict())
     else:
         result.print()
+
+
+def _numbers(field: str, text: str | None, count: bool = False) -> Any:
+    """``0.003,0.01`` as a list; a single number alone if it is a ``count``."""
+    from islands.settings import parse_yaml
+
+    if text is None:
+        return None
+    found = parse_yaml(f"[{text}]", field)
+    single = count and isinstance(found, list) and len(found) == 1 and "," not in text
+    return found[0] if single and isinstance(found, list) else found
 
 
 def _print_json(value: Any) -> None:

@@ -72,6 +72,19 @@ Time = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time
 FlopRate = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops)]
 
 
+def _warm_start(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, str) or (type(value) is int and value >= 0):
+        return value
+    raise InputError(
+        f"{shown(value)} is neither a number of dense steps (0: none) nor a model.safetensors"
+    )
+
+
+WarmStart = Annotated[int | str, BeforeValidator(_warm_start)]
+
+
 # ----------------------------------------------------------------------------------------- cluster
 
 
@@ -244,12 +257,16 @@ class ModelConfig(Part):
 
 
 class DataConfig(Part):
-    """The text, and what a worker draws of it: ``batch`` windows of ``window`` tokens a step."""
+    """The text, and what a worker draws of it: ``batch`` windows of ``window`` tokens a step.
+
+    ``column`` is that of a Parquet file: of text, or of token ids, which need no ``tokenizer``.
+    """
 
     name: str = "python-docs"
+    column: str | None = None
     batch: Count = 4
     window: Count | None = None
-    shards: Literal["iid", "contiguous"] = "iid"
+    shards: Literal["iid", "contiguous", "clustered"] = "iid"
     tokenizer: Literal["characters", "bytes"] | None = None
     vocab_size: Count | None = None
 
@@ -261,7 +278,7 @@ class OptimizerConfig(Part):
     lr: Positive | None = None
     warmup: Index | None = None
     schedule: Literal["cosine", "constant"] = "cosine"
-    weight_decay: NonNegative = 0.1
+    weight_decay: NonNegative | None = None
     clip: Positive | None = 1.0
     accumulate: Count = 1
 
@@ -278,16 +295,19 @@ class Experiment(Part):
     """Everything that decides a run's numbers. The defaults are a run of the main job.
 
     ``cluster``, ``method``, ``model``, ``data`` and ``optimizer`` may be given by name alone.
+    ``warm_start``: so many dense steps come first, outside of the emulation, or the path of a
+    ``model.safetensors`` to start from.
     """
 
     cluster: Cluster = Field(default_factory=lambda: Cluster.load("two_islands"))
-    method: SerializeAsAny[Method] = Field(default_factory=lambda: _method("diloco"))
+    method: SerializeAsAny[Method] = Field(default_factory=lambda: parse_method("diloco"))
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     eval: EvalConfig = EvalConfig()
     steps: Count = 1000
     seed: Index = 0
+    warm_start: WarmStart = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus_per_worker: NonNegative | None = None
 
@@ -299,7 +319,7 @@ class Experiment(Part):
     @field_validator("method", mode="before")
     @classmethod
     def _known_method(cls, value: object) -> object:
-        return value if isinstance(value, BaseModel) else _method(value)
+        return value if isinstance(value, BaseModel) else parse_method(value)
 
     @field_validator("model", "data", "optimizer", mode="before")
     @classmethod
@@ -331,14 +351,18 @@ class Experiment(Part):
             _at_most("data.vocab_size", data.vocab_size, defaults.vocab_size, "vocabulary")
         optimizer = self.optimizer.model_copy(
             update={
-                "lr": _or(self.optimizer.lr, defaults.lr),
+                "lr": _or(self.optimizer.lr, _or(self.method.default_lr, defaults.lr)),
                 "warmup": _or(self.optimizer.warmup, min(1000, self.steps // 10)),
+                "weight_decay": _or(self.optimizer.weight_decay, self.method.default_weight_decay),
             }
         )
-        return self.model_copy(update={"data": data, "optimizer": optimizer})
+        start = self.warm_start
+        if isinstance(start, str):  # the written experiment may be run from another folder
+            start = str(Path(start).expanduser().absolute())
+        return self.model_copy(update={"data": data, "optimizer": optimizer, "warm_start": start})
 
 
-def _method(value: object) -> Method:
+def parse_method(value: object) -> Method:
     """The method that a name, or a mapping with a name, stands for."""
     from islands.methods import method_class
 
@@ -385,14 +409,22 @@ def load_experiment(
     ``overrides`` are ``key.path=value`` texts; a list's item goes by its index or its name. A path
     of a cluster inside the file is relative to the file. Raises `InputError` with one line.
     """
+    found = {} if config is None else read_yaml(config)
+    folder = Path() if config is None else config.parent
+    return build_experiment(found, folder, overrides, options)
+
+
+def build_experiment(
+    found: Mapping[str, Any],
+    folder: Path = Path(),
+    overrides: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+) -> Experiment:
+    """:func:`load_experiment` from settings that were read already, of a file in ``folder``."""
     values: dict[str, Any] = {"cluster": "two_islands", "method": "diloco", "model": "decoder"}
-    folder = Path()
-    if config is not None:
-        read = read_yaml(config)
-        if "islands" in read:
-            raise InputError(f"config: {config} is a cluster file; give it as the cluster")
-        values |= {k: v for k, v in read.items() if v is not None or k not in values}
-        folder = config.parent
+    if "islands" in found:
+        raise InputError("config: this is a cluster file; give it as the cluster")
+    values |= {k: v for k, v in found.items() if v is not None or k not in values}
     if isinstance(values["cluster"], str):
         values["cluster"] = _read_cluster(values["cluster"], folder)
     for key in _BY_NAME:

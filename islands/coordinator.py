@@ -6,7 +6,7 @@ The CoordinatorActor adds only Ray to this; the in-process run uses it as it is.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,15 @@ class Evaluator:
         self._windows: Tensor = torch.from_numpy(windows)
 
     @torch.no_grad()
-    def evaluate(self, parameters: Buffer | None, buffers: Statistics | None) -> float:
-        """Mean loss in nats; ``parameters`` and ``buffers`` replace the current ones unless
-        None."""
-        if parameters is not None:
+    def evaluate(self, parameters: Sequence[Buffer], buffers: Statistics | None) -> float:
+        """Mean loss in nats. The mean of ``parameters``, one replica's each and taken in fp64,
+        replaces the current ones unless there is none, and so do ``buffers`` unless None."""
+        if parameters:
             fmt = "fp64" if self.flat.params.dtype == torch.float64 else "fp32"
-            self.flat.params.copy_(decode(parameters, fmt))
+            mean = decode(parameters[0], fmt).to(torch.float64, copy=True)
+            for other in parameters[1:]:
+                mean += decode(other, fmt)
+            self.flat.params.copy_(mean.div_(len(parameters)))
         if buffers is not None:
             self.buffers.unpack(buffers)
         self.flat.publish()
@@ -112,7 +115,8 @@ class Coordinator:
         goes on to the caller.
         """
         job, experiment = self.job, self.job.experiment
-        shared = Shared(job.layout, self.evaluator.flat.params)
+        sizes = tuple(shard.tokens for shard in job.shards)
+        shared = Shared(job.layout, self.evaluator.flat.params, shard_sizes=sizes)
         engine = Engine(
             method=experiment.method,
             shared=shared,

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import isnan
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from islands.compression import Update
@@ -85,11 +86,23 @@ class Part(NamedTuple):
     status: str  # ok | rejected
 
 
+class Likeness(NamedTuple):
+    """How alike the contributions of two workers to a round were; None beside a zero vector."""
+
+    fragment: int
+    version: int
+    step: int
+    worker: int
+    other: int
+    cosine: float | None
+
+
 class Recorder(Protocol):
     """What keeps the results."""
 
     def losses(self, worker: int, losses: Sequence[float]) -> None: ...
     def closed(self, parts: Sequence[Part]) -> None: ...
+    def compared(self, pairs: Sequence[Likeness]) -> None: ...
     def evaluated(self, step: int, loss: float) -> None: ...
     def traced(self, ops: Sequence[tuple[int, Op]]) -> None: ...
     def timed(self, timings: Timings) -> None: ...
@@ -152,13 +165,13 @@ class Engine:
         workers: Workers,
         network: Network,
         recorder: Recorder,
-        evaluate: Callable[[Buffer | None, Statistics | None], float],
+        evaluate: Callable[[Sequence[Buffer], Statistics | None], float],
         merge_buffers: Callable[[Sequence[Statistics]], Statistics],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``island_of`` names each worker's island. ``evaluate(parameters, buffers)`` gives a
-        validation loss, where None stands for the coordinator's own. ``stop()`` is asked once per
-        turn."""
+        """``island_of`` names each worker's island. ``evaluate(parameters, buffers)`` gives the
+        validation loss of the mean of some replicas' parameters; none of them, or None, stands for
+        the coordinator's own. ``stop()`` is asked once per turn."""
         self.method = method
         self.shared = shared
         self._streams = method.streams(shared.layout)
@@ -186,7 +199,10 @@ class Engine:
         self._open: list[list[tuple[int, Arrival]]] = [[] for _ in self._streams]
         self._passed: deque[tuple[int, float]] = deque()
         self._outcomes: dict[RoundKey, dict[int, Outcome]] = {}
-        self._snapshots: dict[int, tuple[Buffer, Statistics | None]] = {}
+        # Workers that hand over their parameters for an evaluation, and what they did, by step.
+        holders = {"coordinator": 0, "replicas": 1, "diverged": len(island_of)}
+        self._holders = range(holders[method.shared_in])
+        self._snapshots: dict[int, dict[int, tuple[Buffer, Statistics | None]]] = {}
         self._buffers: Statistics | None = None
         self._ops: list[tuple[int, Op]] = []
         self._handed_over = time.monotonic()
@@ -267,7 +283,7 @@ class Engine:
                     if outcome.update is not None:
                         cursor.base[fragment] = outcome.version
                 case Mark(step):
-                    if self.method.shared_in == "replicas" and worker == 0:
+                    if worker in self._holders:
                         plan.append(Snapshot())
                         cursor.marks.append(step)
                 case End():
@@ -300,7 +316,7 @@ class Engine:
                 where = f"worker {worker} ({self._island_of[worker]})"
                 raise RunError(f"{where} failed at {answer.failure}")
             for snapshot in answer.snapshots:
-                self._snapshots[cursor.marks.popleft()] = snapshot
+                self._snapshots.setdefault(cursor.marks.popleft(), {})[worker] = snapshot
             for payload in answer.payloads:
                 due, base = cursor.sent.popleft()
                 key = (due.fragment, due.version)
@@ -342,8 +358,10 @@ class Engine:
         while self._passed and (event is None or self._passed[0][1] < event.time_s):
             step, _ = self._passed.popleft()
             self._agenda.popleft()
-            if not self._try_evaluate(step):
-                raise RunError(f"no snapshot for the evaluation at step {step}")
+            while not self._try_evaluate(step):  # the clock may be ahead of the host's answers
+                if not any(c.busy for c in self._cursors):
+                    raise RunError(f"no snapshot for the evaluation at step {step}")
+                self._take_answers(False)
         if event is None:
             if not all(c.ended for c in self._cursors):
                 raise RunError("workers wait for a round that no arrival can close any more")
@@ -369,10 +387,12 @@ class Engine:
         used nothing is committed: neither parameters nor outer momentum move, and nobody adopts
         anything.
         """
-        fit = [arrival for _, arrival in parts if arrival.payload.is_finite()]
+        usable = [part for part in parts if part[1].payload.is_finite()]
+        fit = [arrival for _, arrival in usable]
         update: Update | None = None
         if fit:
             self._versions[fragment] += 1
+            self._compare(fragment, usable)
             update = self.method.combine(self.shared, fragment, fit)
             if not isinstance(update, Update):
                 raise TypeError(f"combine must return an Update, not {type(update).__name__}")
@@ -391,14 +411,39 @@ class Engine:
             fates.append(Part(worker, fragment, version, status))
         self._recorder.closed(fates)
 
+    def _compare(self, fragment: int, parts: Sequence[tuple[int, Arrival]]) -> None:
+        """Record how alike the workers' contributions are, for methods that say."""
+        if len(parts) < 2:
+            return
+        found = self.method.similarity(self.shared, fragment, [arrival for _, arrival in parts])
+        if found is None:
+            return
+        cosine = found.tolist()
+        self._recorder.compared(
+            [
+                Likeness(
+                    fragment,
+                    version,
+                    one.step,
+                    one.worker,
+                    other.worker,
+                    None if isnan(cosine[i][j]) else cosine[i][j],
+                )
+                for i, (version, one) in enumerate(parts)
+                for j, (_, other) in enumerate(parts)
+                if i < j
+            ]
+        )
+
     def _try_evaluate(self, step: int) -> bool:
-        """Evaluate the shared parameters; False if the replica that holds them has not handed them
+        """Evaluate the shared parameters; False if a replica that holds them has not handed them
         over."""
-        if self.method.shared_in == "replicas":
-            if step not in self._snapshots:
-                return False
-            loss = self._evaluate(*self._snapshots.pop(step))
-        else:
-            loss = self._evaluate(None, self._buffers)
-        self._recorder.evaluated(step, loss)
+        found = self._snapshots.get(step, {})
+        if len(found) < len(self._holders):
+            return False
+        self._snapshots.pop(step, None)
+        snapshots = [found[worker] for worker in self._holders]
+        packed = [buffers for _, buffers in snapshots if buffers is not None]
+        buffers = self._merge_buffers(packed) if packed else self._buffers
+        self._recorder.evaluated(step, self._evaluate([p for p, _ in snapshots], buffers))
         return True

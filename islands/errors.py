@@ -11,6 +11,10 @@ class InputError(ValueError):
     choice."""
 
 
+class TooManyWorkers(InputError):
+    """More workers were asked for than the Ray cluster has memory for."""
+
+
 class RunError(RuntimeError):
     """The run failed after it began: exit code 1; what was recorded so far stays readable."""
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -88,6 +88,8 @@ def run(
         folder = new_folder(out, experiment.method.name, overwrite)
         return folder
 
+    if isinstance(experiment.warm_start, int) and experiment.warm_start:
+        say(f"warm start: {experiment.warm_start:,} dense steps in this process first")
     try:
         if in_process:
             device = pick_device(experiment, float(torch.cuda.device_count()))
@@ -201,6 +203,63 @@ def drive(
         raise RunError(str(content))
     assert isinstance(content, dict)
     return content
+
+
+class Runner:
+    """Trains one job after another, in this process or on actors that are kept from run to run.
+
+    Ray and the actors start with the first job, and are left when the block ends; a job with
+    another number of workers, or on another device, gets new actors.
+    """
+
+    def __init__(
+        self, address: str | None, in_process: bool, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._address = address
+        self._in_process = in_process
+        self._say = say
+        self._session = ExitStack()
+        self._connected = False
+        self._actors: tuple[int, str, Actors] | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_actors()
+        self._session.close()
+
+    def connect(self) -> None:
+        """Start or join Ray, if it is needed and not done yet. Raises InputError if it is not
+        there."""
+        if not self._in_process and not self._connected:
+            self._session.enter_context(session(self._address, self._say))
+            self._connected = True
+
+    def run(self, job: Job, folder: Path) -> dict[str, Any]:
+        """Train ``job`` into ``folder``, which is there and empty; returns the summary.
+
+        Raises RunError, or TooManyWorkers, an InputError.
+        """
+        if self._in_process:
+            device = pick_device(job.experiment, float(torch.cuda.device_count()))
+            return run_in_process(job.on(device), folder)
+        self.connect()
+        job = job.on(pick_device(job.experiment, gpus()))
+        actors = self._actors_for(job)
+        actors.set_up(job)
+        return drive(actors, job, folder, lambda progress: None)
+
+    def _actors_for(self, job: Job) -> Actors:
+        if self._actors is None or self._actors[:2] != (job.workers, job.device):
+            self._end_actors()
+            self._actors = (job.workers, job.device, Actors(job, self._say))
+        return self._actors[2]
+
+    def _end_actors(self) -> None:
+        if self._actors is not None:
+            self._actors[2].end()
+            self._actors = None
 
 
 def _replica(job: Job, worker: int) -> Replica:

@@ -134,6 +134,14 @@ def load_state(model: nn.Module, state: Mapping[str, Buffer]) -> None:
         target.copy_(torch.from_numpy(raw).view(target.dtype).view(target.shape))
 
 
+def state_sha256(state: Mapping[str, Buffer]) -> str:
+    """Digest of a packed model's bytes, in name order."""
+    digest = hashlib.sha256()
+    for _, raw in sorted(state.items()):
+        digest.update(raw.tobytes())
+    return digest.hexdigest()
+
+
 def parameters_sha256(flat: FlatModel) -> str:
     """Digest of all parameters as little-endian fp32, in name order: equal exactly if the models
     are. Trainable ones are read from the masters, whatever the model itself rounds them to."""

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from islands.clock import ComputeModel, FixedSteps, flop_seconds
 from islands.compression.formats import Buffer
 from islands.config import Experiment
-from islands.data import Corpus, load_corpus
+from islands.data import Corpus, Shard, load_corpus, split
 from islands.errors import InputError
 from islands.flat import pack_state
 from islands.layout import Layout
@@ -27,6 +26,7 @@ from islands.plugins import one_line
 from islands.replica import ReplicaSpec
 from islands.rng import seed_for
 from islands.units import format_bytes
+from islands.warm_start import distinct, load_model, warm_up
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Job:
     """One run, ready to start. Travels to the coordinator; only ``corpus.train`` goes another way.
 
     ``initial`` is the model that every worker starts from, ``parameters`` the number of all its
-    parameters, ``layout`` the trainable ones arranged by the method's fragments.
+    parameters, ``layout`` the trainable ones arranged by the method's fragments, ``shards`` what
+    each worker draws from.
     """
 
     experiment: Experiment
@@ -48,6 +49,7 @@ class Job:
     synced_buffers: tuple[str, ...]
     device: str
     per_transfer: bool
+    shards: tuple[Shard, ...]
 
     @property
     def workers(self) -> int:
@@ -75,6 +77,7 @@ class Job:
             self.initial,
             self.synced_buffers,
             self.device,
+            self.shards[worker],
         )
 
     def on(self, device: str) -> Job:
@@ -98,43 +101,48 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     if type(experiment.method).close is not Method.close and not experiment.method.timed:
         name = experiment.method.name
         raise InputError(f"method: {name} closes rounds its own way, so it must set timed = True")
-    corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window)
+    corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window, data.column)
+    topology = experiment.cluster.topology()
+    shards = split(
+        corpus.train,
+        data.shards,
+        workers=workers,
+        window=data.window,
+        seed=experiment.seed,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(experiment.seed, "model"))
         model = build_model(experiment.model.name, experiment.model.settings)
-    layout = method_layout(model, experiment.method)
+    must_have_shapes(model)
+    if isinstance(experiment.warm_start, str):
+        load_model(model, experiment.warm_start)
+    layout = Layout.of(model)
     job = Job(
         experiment=experiment,
-        topology=experiment.cluster.topology(),
+        topology=topology,
         compute=compute_model(experiment, sum(p.numel() for p in model.parameters())),
         corpus=corpus,
         layout=layout,
         initial=pack_state(model),
-        initial_bytes=4 * sum(t.numel() for t in distinct(model.state_dict(keep_vars=True))),
+        initial_bytes=4
+        * sum(t.numel() for t in distinct(model.state_dict(keep_vars=True)).values()),
         parameters=sum(p.numel() for p in model.parameters()),
         synced_buffers=(),
         device=device,
         per_transfer=per_transfer,
+        shards=shards,
     )
-    for worker in range(job.workers):
-        batches = job.replica(worker).batches(corpus.train)  # refuses a shard without a window
-    trial = torch.from_numpy(batches.draw(0)[:2])
-    return replace(job, synced_buffers=check_model(model, trial, data.vocab_size))
+    trial = torch.from_numpy(job.replica(0).batches(corpus.train).draw(0)[:2])
+    job = replace(job, synced_buffers=check_model(model, trial, data.vocab_size))
+    arranged = arrange(layout, experiment.method)
+    if isinstance(experiment.warm_start, int) and experiment.warm_start:
+        job = replace(job, initial=warm_up(job, experiment.warm_start))
+    return replace(job, layout=arranged)
 
 
-def distinct(state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """A state dict's tensors, tied ones once."""
-    return list({id(t): t for t in state.values() if isinstance(t, torch.Tensor)}.values())
-
-
-def method_layout(model: nn.Module, method: Method) -> Layout:
-    """The model's trainable tensors arranged by the method's fragments.
-
-    Raises InputError if the model has parameters without shapes, or the method's streams do not
-    fit.
-    """
-    must_have_shapes(model)
-    layout = Layout.of(model)
+def arrange(layout: Layout, method: Method) -> Layout:
+    """The tensors arranged by the method's fragments. Raises InputError if its streams do not
+    fit."""
     try:
         return layout.arranged(method.streams(layout))
     except Exception as error:

@@ -55,6 +55,9 @@ class Layout:
     tensors: tuple[TensorSpec, ...]
     fragments: tuple[slice, ...]
 
+    def __hash__(self) -> int:  # slices have none, and layouts are keys of what is made from them
+        return hash((len(self.tensors), len(self.fragments)))
+
     @property
     def numel(self) -> int:
         return sum(t.numel for t in self.tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 from islands.compression import Payload, Update, encode
 from islands.compression.formats import Buffer
 from islands.config import Experiment
-from islands.data import Batches
+from islands.data import Batches, Shard
 from islands.flat import BufferSet, FlatModel, load_state
 from islands.layout import Layout
 from islands.methods import Context, WorkerState
@@ -30,7 +30,8 @@ from islands.rng import seed_for
 @dataclass(frozen=True)
 class ReplicaSpec:
     """Everything a replica is made from. ``experiment`` is resolved; ``initial`` is every worker's
-    initial model; ``synced_buffers`` are the names of the buffers that training changes."""
+    initial model; ``synced_buffers`` are the names of the buffers that training changes; ``shard``
+    is where the worker's windows come from."""
 
     experiment: Experiment
     worker: int
@@ -39,19 +40,17 @@ class ReplicaSpec:
     initial: Mapping[str, Buffer]
     synced_buffers: tuple[str, ...]
     device: str
+    shard: Shard
 
     def batches(self, tokens: NDArray[Any]) -> Batches:
         """This worker's own stream of the training tokens."""
-        data = self.experiment.data
-        assert data.window is not None
+        experiment = self.experiment
         return Batches(
             tokens,
+            self.shard,
             worker=self.worker,
-            workers=self.workers,
-            batch=data.batch,
-            window=data.window,
-            shards=data.shards,
-            seed=self.experiment.seed,
+            batch=experiment.data.batch,
+            seed=experiment.seed,
         )
 
 
@@ -78,6 +77,7 @@ class Replica:
         self._step = 0  # whose gradient `state.grad` is; the learning rate's counter
         self._accumulate = experiment.optimizer.accumulate
         self._device = torch.device(spec.device)
+        assert experiment.optimizer.weight_decay is not None
         model = build_model(experiment.model.name, experiment.model.settings)
         load_state(model, spec.initial)
         self.flat = FlatModel(model.to(self._device).train(), spec.layout)
@@ -92,7 +92,16 @@ class Replica:
             clip=experiment.optimizer.clip,
         )
         self._batches = spec.batches(tokens)
-        self.context = Context(spec.layout, spec.workers, self._gradient, self._optimize)
+        self.context = Context(
+            spec.layout,
+            spec.workers,
+            self._gradient,
+            self._optimize,
+            lambda: self.optimizer.rate.at(self._step),
+            experiment.optimizer.weight_decay,
+            experiment.optimizer.clip,
+            experiment.seed,
+        )
         self.method.begin(self.state, self.context)
 
     # --- what a method may call ---------------------------------------------------------------

@@ -26,6 +26,10 @@ QUICK = ["--in-process", "--steps", "6", "--set", "eval.windows=4"]
 SURFACE = {
     "run": "--cluster --method --model --data --steps --seed --set --config --out --overwrite "
     "--address --in-process --transfers --quiet --json",
+    "compare": "--method --lr --seeds --target-loss --study --cluster --model --data --steps --set "
+    "--config --out --overwrite --address --in-process --figure --quiet --json",
+    "scale": "--workers --method --bytes-only --cluster --model --data --steps --set --config "
+    "--out --overwrite --address --in-process --figure --quiet --json",
     "check": "--model --set --json",
     "bench": "--model --workers --method --sync-every --steps --repeats --set --json",
 }

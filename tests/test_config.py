@@ -44,11 +44,14 @@ def test_defaults_are_the_main_job() -> None:
         "name": "diloco",
         "payload_dtype": "bf16",
         "sync_every": 50,
+        "weights": "uniform",
+        "prune": 0.0,
         "outer": {"name": "nesterov", "lr": 0.7, "momentum": 0.9},
     }
     assert (run.model.name, run.model.settings) == ("decoder", {})
     assert run.data.model_dump() == {
         "name": "python-docs",
+        "column": None,
         "batch": 4,
         "window": 16,
         "shards": "iid",
@@ -241,7 +244,7 @@ def test_overrides_create_what_the_defaults_leave_out() -> None:
         ("data.batch=0", "data.batch: 0 is too small; it must be at least 1"),
         ("data.window=17", "data.window: 17 is more than the model's context of 16"),
         ("data.vocab_size=65", "data.vocab_size: 65 is more than the model's vocabulary of 64"),
-        ("data.shards=all", "data.shards: 'all' is not one of iid, contiguous"),
+        ("data.shards=all", "data.shards: 'all' is not one of iid, contiguous, clustered"),
         ("optimizer.lr=0", "optimizer.lr: 0 is too small; it must be more than 0"),
         ("optimizer.lr=.nan", "optimizer.lr: nan is not a finite number"),
         ("optimizer=adam", "optimizer.name: 'adam' is not one of adamw, sgd; did you mean 'adamw"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from islands.data import Batches, load_corpus, validation_windows
+from islands.data import Batches, Shard, load_corpus, split, validation_windows
 from islands.errors import InputError
 
 
@@ -140,9 +140,18 @@ def test_a_python_without_its_docs_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         load_corpus("python-docs", "bytes", 256, 4)
 
 
-def batches(tokens: np.ndarray[Any, Any], **change: Any) -> Batches:
-    given = {"worker": 0, "workers": 4, "batch": 3, "window": 5, "shards": "iid", "seed": 0}
-    return Batches(tokens, **{**given, **change})
+def shard(tokens: np.ndarray[Any, Any], worker: int = 0, **change: Any) -> Shard:
+    """One of four workers' shards, for windows of 5 tokens."""
+    given = {"workers": 4, "window": 5, "seed": 0}
+    return split(tokens, change.pop("shards", "iid"), **{**given, **change})[worker]
+
+
+def batches(
+    tokens: np.ndarray[Any, Any], worker: int = 0, shards: str = "iid", **change: Any
+) -> Batches:
+    given = {"batch": 3, "seed": 0}
+    place = shard(tokens, worker, shards=shards)
+    return Batches(tokens, place, worker=worker, **{**given, **change})
 
 
 POSITIONS = np.arange(1000, dtype=np.uint16)
@@ -190,7 +199,8 @@ def test_windows_cover_exactly_the_shard(n: int, worker: int, shards: str) -> No
     assert np.array_equal(drawn, drawn[:, :1] + np.arange(6))
     low, high = (worker * n // 4, (worker + 1) * n // 4) if shards == "contiguous" else (0, n)
     assert set(drawn[:, 0].tolist()) == set(range(low, high - 5))
-    assert batches(POSITIONS[:n], worker=worker, shards=shards).size == high - low - 5
+    found = shard(POSITIONS[:n], worker, shards=shards)
+    assert (found.size, found.tokens) == (high - low - 5, high - low)
 
 
 def test_batches_look_at_shared_read_only_tokens() -> None:
@@ -214,7 +224,7 @@ def test_batches_look_at_shared_read_only_tokens() -> None:
 def test_wrong_shards_are_refused(change: dict[str, Any], parts: list[str]) -> None:
     """An unknown kind, and a shard in which no window fits."""
     with pytest.raises(InputError) as error:
-        batches(POSITIONS, **change)
+        shard(POSITIONS, **change)
     assert all(part in str(error.value) for part in parts), str(error.value)
 
 

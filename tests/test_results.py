@@ -23,10 +23,11 @@ COLUMNS = {
     "ready_s done_s wait_s status",
     "transfers": "fragment version link kind bytes count first_start_s last_delivered_s queued_s",
     "evals": "step emulated_s val_loss worker",
+    "similarity": "fragment version step worker other cosine",
     "events": "emulated_s kind subject detail",
 }
 TEXTS = {"island", "status", "link", "kind", "subject", "detail", "op"}
-FLOATS = {"loss", "lr", "val_loss"}
+FLOATS = {"loss", "lr", "val_loss", "cosine"}
 
 
 def frozen_type(column: str) -> pa.DataType:

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from islands.actors.coordinator import CoordinatorActor
 from islands.actors.link import LinkActor
 from islands.actors.worker import WorkerActor
-from islands.errors import InputError, RunError
+from islands.errors import InputError, RunError, TooManyWorkers
 from islands.job import Job, gpus_per_worker
 from islands.plugins import one_line
 from islands.units import format_bytes
@@ -100,7 +100,7 @@ class Actors:
     """The actors of a run: one coordinator, one link actor, one worker actor per worker."""
 
     def __init__(self, job: Job, say: Callable[[str], None] = lambda text: None) -> None:
-        """Begin to create them. Raises InputError if the cluster has not the memory for so many."""
+        """Begin to create them. Raises TooManyWorkers if the cluster has not the memory for all."""
         _must_fit(job, say)
         home = str(ray.get_runtime_context().get_node_id())
         pinned = NodeAffinitySchedulingStrategy(home, soft=False)
@@ -173,7 +173,7 @@ def _must_fit(job: Job, say: Callable[[str], None]) -> None:
     have = sum(node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"])
     what = f"{job.workers} worker processes need about {format_bytes(need)} of memory"
     if need > have:
-        raise InputError(
+        raise TooManyWorkers(
             f"workers: {what}, but the Ray cluster has {format_bytes(have)}; "
             "take fewer workers, more nodes, or --in-process"
         )

@@ -2,15 +2,20 @@
 
 from islands.compression.formats import DTYPES, Buffer, FloatFormat, decode, encode, itemsize
 from islands.compression.payload import Payload, Statistics, Update
+from islands.compression.signs import SignCode
+from islands.compression.sparse import SparseCode, rows_of_tensor
 
 __all__ = [
     "DTYPES",
     "Buffer",
     "FloatFormat",
     "Payload",
+    "SignCode",
+    "SparseCode",
     "Statistics",
     "Update",
     "decode",
     "encode",
     "itemsize",
+    "rows_of_tensor",
 ]

@@ -49,8 +49,8 @@ def decode(buffer: Buffer, fmt: str) -> Tensor:
 
 
 def itemsize(fmt: str) -> int:
-    """Bytes of one value."""
-    return DTYPES[fmt].itemsize
+    """Bytes of one value; of eight values for ``bits``, which are packed."""
+    return 1 if fmt == "bits" else DTYPES[fmt].itemsize
 
 
 #: Two-byte formats: the exponent's bits. All of them set means infinite or NaN.
@@ -58,7 +58,9 @@ _EXPONENT = {"bf16": 0x7F80, "fp16": 0x7C00}
 
 
 def all_finite(buffer: Buffer, fmt: str) -> bool:
-    """Whether no value of an encoded buffer is NaN or infinite."""
+    """Whether no value of an encoded buffer is NaN or infinite. ``bits`` always are finite."""
+    if fmt == "bits":
+        return True
     if fmt in _EXPONENT:
         bits = np.uint16(_EXPONENT[fmt])
         return not ((buffer.view(np.uint16) & bits) == bits).any()

@@ -30,16 +30,28 @@ class Payload:
 
     ``values``   the numbers, encoded in ``fmt``
     ``buffers``  the model's running statistics, or None; counted as values
+    ``indices``  where the values belong, for methods that send some of them, or None
+    ``scales``   what quantised values are multiples of, encoded in ``scale_fmt``, or None
+
+    Buffers of several tensors stand one after the other without headers: what belongs where follows
+    from the layout and the method's settings.
     """
 
     values: Buffer
     fmt: str
     buffers: Statistics | None = None
+    indices: Buffer | None = None
+    scales: Buffer | None = None
+    scale_fmt: str = "fp32"
 
     @property
     def size(self) -> Bytes:
         extra = 0 if self.buffers is None else self.buffers.nbytes
-        return Bytes(values=self.values.nbytes + extra)
+        return Bytes(
+            values=self.values.nbytes + extra,
+            indices=0 if self.indices is None else self.indices.nbytes,
+            scales=0 if self.scales is None else self.scales.nbytes,
+        )
 
     @property
     def nbytes(self) -> int:
@@ -54,6 +66,8 @@ class Payload:
     def is_finite(self) -> bool:
         """False if any value is NaN or infinite: such a payload must not reach the shared model."""
         if self.buffers is not None and not np.isfinite(self.buffers.floats).all():
+            return False
+        if self.scales is not None and not all_finite(self.scales, self.scale_fmt):
             return False
         return all_finite(self.values, self.fmt)
 

@@ -2,5 +2,6 @@
 
 from islands.data.batches import Batches, validation_windows
 from islands.data.corpus import Corpus, load_corpus
+from islands.data.shards import Shard, split
 
-__all__ = ["Batches", "Corpus", "load_corpus", "validation_windows"]
+__all__ = ["Batches", "Corpus", "Shard", "load_corpus", "split", "validation_windows"]

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from islands import rng
-from islands.errors import InputError, nearest
+from islands.data.shards import Shard
 
 #: Batches whose starts are drawn together: one generator per block costs far less than one each.
 _BLOCK = 256
-_SHARDS = ("iid", "contiguous")
 
 
 class Batches:
@@ -23,40 +22,22 @@ class Batches:
     def __init__(
         self,
         tokens: NDArray[np.unsignedinteger],
+        shard: Shard,
         *,
         worker: int,
-        workers: int,
         batch: int,
-        window: int,
-        shards: str,
         seed: int,
     ) -> None:
         """Look at ``tokens``; nothing is copied, so a read-only view of shared memory will do.
 
         Args:
             tokens: (n,) the training split.
+            shard: where in it this worker's windows may start, and how long they are.
             batch: windows per batch.
-            window: tokens per window, not counting the last target.
-            shards: ``iid`` (windows anywhere) or ``contiguous`` (anywhere in the worker-th of
-                ``workers`` equal parts).
-
-        Raises:
-            InputError: an unknown kind of shard, or a shard shorter than one window.
         """
-        if shards not in _SHARDS:
-            raise InputError(f"data.shards: unknown kind {shards!r}{nearest(shards, _SHARDS)}")
-        if shards == "contiguous":
-            n = len(tokens)
-            tokens = tokens[worker * n // workers : (worker + 1) * n // workers]
-        if len(tokens) < window + 1:
-            raise InputError(
-                f"data.shards: {shards} gives worker {worker} {len(tokens)} tokens, but a window "
-                f"of {window} needs {window + 1}; give more text, fewer workers or a smaller window"
-            )
-        #: Number of places in the shard where a window can start.
-        self.size = len(tokens) - window
         self._tokens: NDArray[np.unsignedinteger] = tokens
-        self._offsets = np.arange(window + 1)
+        self._shard = shard
+        self._offsets = np.arange(shard.window + 1)
         self._shape = (_BLOCK, batch, 1)
         self._key = (seed, "data", worker)
         self._block = -1
@@ -66,7 +47,8 @@ class Batches:
         """Batch number ``index`` (from 0): (batch, window + 1), a new array."""
         block, row = divmod(index, _BLOCK)
         if block != self._block:
-            self._starts = rng.generator(*self._key, block).integers(0, self.size, self._shape)
+            drawn = rng.generator(*self._key, block).integers(0, self._shard.size, self._shape)
+            self._starts = self._shard.starts(drawn)
             self._block = block
         windows: NDArray[np.int64] = self._tokens.take(self._starts[row] + self._offsets).astype(
             np.int64

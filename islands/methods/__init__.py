@@ -9,17 +9,28 @@ from islands.methods.base import (
     Method,
     Shared,
     WorkerState,
+    clip_gradient,
+    dense_update,
     mean_of,
+    step_along,
 )
+from islands.methods.demo import DeMo
 from islands.methods.dense import Dense
 from islands.methods.diloco import DiLoCo
 from islands.methods.local_sgd import LocalSGD
+from islands.methods.signsgd import SignSGD
+from islands.methods.sparta import Sparta
+from islands.methods.topk import TopK
 from islands.plugins import load
 
 METHODS: dict[str, type[Method]] = {
+    "demo": DeMo,
     "dense": Dense,
     "diloco": DiLoCo,
     "local_sgd": LocalSGD,
+    "signsgd": SignSGD,
+    "sparta": Sparta,
+    "topk": TopK,
 }
 
 
@@ -40,12 +51,19 @@ __all__ = [
     "METHODS",
     "Arrival",
     "Context",
+    "DeMo",
     "Dense",
     "DiLoCo",
     "LocalSGD",
     "Method",
     "Shared",
+    "SignSGD",
+    "Sparta",
+    "TopK",
     "WorkerState",
+    "clip_gradient",
+    "dense_update",
     "mean_of",
     "method_class",
+    "step_along",
 ]

@@ -50,25 +50,36 @@ class Context:
 
     ``gradient(state, batch)``  forward and backward; fills ``state.grad``, returns the mean loss
     ``optimize(state)``         one step of the inner optimizer from ``state.grad``
+    ``lr()``                    the scheduled learning rate of the latest local step
+
+    The rest are settings, for methods that take a step of their own: ``weight_decay``, ``clip`` (a
+    bound on the gradient's norm, or None) and the experiment's ``seed``.
     """
 
     layout: Layout
     workers: int
     gradient: Callable[[WorkerState, Any], float]
     optimize: Callable[[WorkerState], None]
+    lr: Callable[[], float] = lambda: 1.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    seed: int = 0
 
 
 @dataclass
 class Shared:
     """The coordinator's state of one run.
 
-    ``params``  (N,) the shared parameters, or the initial ones where only the replicas hold them
-    ``slots``   the method's own objects by name: outer optimizers, …
+    ``params``       (N,) the shared parameters, or the initial ones where only the replicas hold
+                     them
+    ``slots``        the method's own objects by name: outer optimizers, …
+    ``shard_sizes``  tokens of text that each worker draws from
     """
 
     layout: Layout
     params: Tensor
     slots: dict[str, Any] = field(default_factory=dict)
+    shard_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +98,26 @@ class Method(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    #: Which collective carries a round on the emulated network.
-    collective: ClassVar[Collective] = "all_reduce"
-    #: Where the shared parameters live: on the coordinator, or only in the (equal) replicas.
-    shared_in: ClassVar[Literal["coordinator", "replicas"]] = "coordinator"
+    #: Where the shared parameters live: on the coordinator, in the replicas, which are equal, or
+    #: in replicas that have diverged, whose mean they are.
+    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "coordinator"
     #: True if rounds close by the clock, so that the network's times decide what is trained.
     timed: ClassVar[bool] = False
+    #: Peak learning rate of a method that takes a step of its own; None: the model's, which is
+    #: meant for the inner optimizer.
+    default_lr: ClassVar[float | None] = None
+    default_weight_decay: ClassVar[float] = 0.1
 
     name: str
     payload_dtype: FloatFormat = "bf16"
+
+    @property
+    def collective(self) -> Collective:
+        """Which collective carries a round on the emulated network; it may depend on the settings.
+
+        A method for which it does not just sets ``collective: ClassVar[Collective] = …``.
+        """
+        return "all_reduce"
 
     # --- when ---------------------------------------------------------------------------------
     def streams(self, layout: Layout) -> tuple[Stream, ...]:
@@ -132,16 +154,56 @@ class Method(BaseModel):
         """One update from the round's payloads, which come in worker order and are never empty."""
         raise NotImplementedError
 
+    def similarity(
+        self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]
+    ) -> Tensor | None:
+        """Cosines between what the workers of a round sent, (arrivals, arrivals); NaN for a zero
+        vector. Default: None, nothing to compare."""
+        return None
 
-def mean_of(arrivals: Sequence[Arrival], fmt: FloatFormat) -> Tensor:
-    """The mean payload, rounded once to ``fmt``: what a receiver of the all-reduce holds.
+
+def mean_of(
+    arrivals: Sequence[Arrival], fmt: FloatFormat, weights: Sequence[float] | None = None
+) -> Tensor:
+    """The (weighted) mean payload, rounded once to ``fmt``: what a receiver of the all-reduce
+    holds.
 
     What is summed is what was decoded, in worker order, in fp32 (fp64 for fp64 payloads). Partial
     sums are not rounded, unlike in a real ring (a stated limit of the emulation). Returns (n,).
     """
     wide = torch.float64 if fmt == "fp64" else torch.float32
-    total = decode(arrivals[0].payload.values, fmt).to(wide, copy=True)
-    for arrival in arrivals[1:]:
-        total += decode(arrival.payload.values, fmt)
-    total /= len(arrivals)
-    return decode(encode(total, fmt), fmt).to(wide)
+    parts = [decode(arrival.payload.values, fmt) for arrival in arrivals]
+    mean = weighted_mean(parts, wide, weights or [1.0] * len(parts))
+    return decode(encode(mean, fmt), fmt).to(wide)
+
+
+def weighted_mean(parts: Sequence[Tensor], wide: torch.dtype, weights: Sequence[float]) -> Tensor:
+    """Σ wᵢ·partᵢ / Σ wᵢ, summed in the order given and in the type ``wide``; (n,)."""
+    total = parts[0].to(wide, copy=True)
+    if weights[0] != 1.0:
+        total *= weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total.div_(sum(weights))
+
+
+def dense_update(values: Tensor) -> Update:
+    """Values (n,) handed out in their own precision, fp32 or fp64."""
+    fmt = "fp64" if values.dtype == torch.float64 else "fp32"
+    return Update(encode(values, fmt), fmt)
+
+
+def clip_gradient(state: WorkerState, bound: float | None) -> None:
+    """Scale the worker's own gradient down to a norm of at most ``bound``, over all tensors."""
+    if bound is not None:
+        norm = float(torch.linalg.vector_norm(state.grad))
+        if norm > bound:
+            state.grad.mul_(bound / norm)
+
+
+def step_along(state: WorkerState, fragment: int, direction: Tensor, ctx: Context) -> None:
+    """θ ← (1 − lr·λ)·θ − lr·direction on one fragment: a method's own step, decoupled decay."""
+    params, lr = state.params[ctx.layout.fragments[fragment]], ctx.lr()
+    if ctx.weight_decay:
+        params.mul_(1.0 - lr * ctx.weight_decay)
+    params.sub_(direction.to(params), alpha=lr)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from islands.compression import Update
-from islands.methods.base import Arrival, Shared, mean_of
+from islands.methods.base import Arrival, Shared
 from islands.methods.diloco import PseudoGradient, master_update
 
 
@@ -21,5 +21,5 @@ class LocalSGD(PseudoGradient):
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         part = shared.layout.fragments[fragment]
-        shared.params[part] -= mean_of(arrivals, self.payload_dtype)
+        shared.params[part] -= self.average(shared, fragment, arrivals)
         return master_update(shared.params[part])

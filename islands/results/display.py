@@ -240,6 +240,15 @@ def final_table(summary: Summary) -> RenderableType:
 def _quality_rows(summary: Summary) -> Iterator[Row]:
     yield "model", "parameters", f"{summary['parameters']:,}", ""
     yield "", "tokens", f"{summary['tokens']:,}", ""
+    if summary.get("warm_start"):  # a path may be long: it folds in the last column
+        start = summary["warm_start"]
+        steps = isinstance(start, int)
+        note = "dense, before the emulated run" if steps else start
+        yield "", "warm start", _plural(start, "step") if steps else "a model", note
+    if summary.get("shards") == "clustered":
+        sizes = summary["shard_sizes"]
+        note = f"to {max(sizes):,} tokens, in {_plural(len(sizes), 'cluster')}"
+        yield "", "shards", f"{min(sizes):,}", note
     perplexity = summary["final_perplexity"]
     finite = perplexity is not None and math.isfinite(perplexity)
     note = f"perplexity {perplexity:,.2f}" if finite and perplexity < 1e6 else ""

@@ -62,7 +62,7 @@ def new_folder(out: Path | None, name: str, overwrite: bool) -> Path:
     Raises InputError when ``out`` is a file, holds a run, or cannot be written.
     """
     if out is None:
-        return _next_free(Path("runs").absolute(), _plain(name))
+        return _next_free(Path("runs").absolute(), plain(name))
     refuse_used(out, overwrite)
     folder = out.absolute()
     try:
@@ -96,7 +96,7 @@ def _next_free(runs: Path, name: str) -> Path:
     raise AssertionError("the loop over n has no end")
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """The name as one path component: ``package.module:Method`` is ``package.module-Method``."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
 

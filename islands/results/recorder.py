@@ -21,7 +21,7 @@ from islands.results.tables import SCHEMAS, TableWriter
 from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
 
 if TYPE_CHECKING:
-    from islands.engine import Part
+    from islands.engine import Likeness, Part
     from islands.network import LinkTotals, SyncTiming, Timings
 
 #: How the names of the networks inside islands begin.
@@ -78,6 +78,11 @@ class RunRecorder:
     def closed(self, parts: Sequence[Part]) -> None:
         self.rounds += 1
         self._parts.extend(parts)
+
+    def compared(self, pairs: Sequence[Likeness]) -> None:
+        columns = zip(*pairs, strict=True)
+        writer = self._tables["similarity"]
+        writer.append(**dict(zip(writer.schema.names, columns, strict=True)))
 
     def evaluated(self, step: int, loss: float) -> None:
         self._losses_at[step] = loss

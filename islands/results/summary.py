@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from islands.flat import state_sha256
 from islands.results.recorder import RunRecorder
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ def summarize(
         "rejected_payloads": recorder.status["rejected"],
         "unsynced_steps": recorder.unsynced_steps,
         "corpus_sha256": job.corpus.sha256,
+        "shards": experiment.data.shards,
+        "shard_sizes": [shard.tokens for shard in job.shards],
+        "weights": getattr(experiment.method, "weights", "uniform"),
+        "warm_start": experiment.warm_start,
+        "initial_sha256": state_sha256(job.initial),
         "device": job.device,
         "wall_s": wall_s,
         "parameters_sha256": parameters_sha256,

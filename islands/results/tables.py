@@ -72,6 +72,16 @@ SCHEMAS: dict[str, pa.Schema] = {
     "evals": pa.schema(
         {"step": _int, "emulated_s": _float, "val_loss": _float, "worker": _int},
     ),
+    "similarity": pa.schema(
+        {
+            "fragment": _int,
+            "version": _int,
+            "step": _int,
+            "worker": _int,
+            "other": _int,
+            "cosine": _float,
+        }
+    ),
     "events": pa.schema(
         {"emulated_s": _float, "kind": _text, "subject": _text, "detail": _text},
     ),

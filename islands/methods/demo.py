@@ -1,0 +1,131 @@
+"""DeMo: each worker keeps a momentum of its own, and sends what moves fastest in it.
+
+Peng, Quesnelle and Kingma 2024, arXiv:2411.19870, Algorithm 1. The gradient is folded into the
+worker's momentum; the momentum's chunks are cosine-transformed; the largest coefficients of each
+chunk are sent and leave the momentum, whose rest is the residual. Everyone merges what was
+gathered, transforms it back and steps by its sign. That step is the method's own, at the learning
+rate of the local step: ``optimizer.name`` plays no part. Weight decay is decoupled (0 unless set),
+and ``optimizer.clip`` bounds each worker's own gradient, as the authors' configuration does.
+
+The default learning rate is the model's, made for AdamW: a step by signs moves a weight as far as
+one of Adam's, and the authors use one rate for both.
+
+With ``transform: tiles``, ``merge: senders``, fp32 values and a constant learning rate the updates
+are those of the authors' optimizer, up to rounding. It folds lr·gradient into its momentum, which
+makes no difference to a sign as long as lr is constant. (Where a tensor's sparse form would be
+larger than all of its values, all are sent here and only k of each chunk there.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+
+from islands.compression import Payload, SparseCode, Update, decode, rows_of_tensor
+from islands.compression.dct import ChunkedDCT, Cut, blocks
+from islands.layout import Layout
+from islands.methods.base import (
+    Arrival,
+    Collective,
+    Context,
+    Method,
+    Shared,
+    WorkerState,
+    clip_gradient,
+    dense_update,
+    step_along,
+)
+
+
+class DeMo(Method):
+    """The ``k`` largest cosine coefficients of each chunk of the momentum, every step.
+
+    ``decay``      factor of the momentum per step
+    ``chunk``      the longest side of a chunk
+    ``k``          coefficients sent per chunk; all of them where a chunk is smaller
+    ``transform``  flat: runs of the flattened tensor; tiles: matrices in two-dimensional tiles
+    ``merge``      divide a coefficient's sum by the number of workers (the paper), or only by those
+                   that sent it (the authors' implementation)
+    ``apply``      step by the sign of what was merged, or by itself
+    ``alpha``      how much of what was sent leaves the momentum
+    """
+
+    collective: ClassVar[Collective] = "all_gather"
+    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
+    default_weight_decay: ClassVar[float] = 0.0
+
+    name: str = "demo"
+    decay: float = Field(0.999, ge=0, le=1)
+    chunk: int = Field(64, ge=1)
+    k: int = Field(4, ge=1)
+    transform: Cut = "flat"
+    merge: Literal["workers", "senders"] = "workers"
+    apply: Literal["sign", "identity"] = "sign"
+    alpha: float = Field(1.0, ge=0, le=1)
+
+    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
+        """Only the gradient, clipped: the step is taken when the others' have come."""
+        loss = ctx.gradient(state, batch)
+        clip_gradient(state, ctx.clip)
+        return loss
+
+    def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
+        part = ctx.layout.fragments[fragment]
+        momentum = state.slot("momentum")[part]
+        folded = torch.add(state.grad[part], momentum, alpha=self.decay)
+        dct, code = self._chunks(ctx.layout, fragment)
+        payload, where = code.write(dct.forward(folded))
+        if not payload.is_finite():  # it will be refused: as if this gradient had never been
+            return payload
+        values = decode(payload.values, code.fmt).to(folded)
+        sent = torch.zeros_like(folded).index_copy_(0, where, values)
+        torch.sub(folded, dct.inverse(sent), alpha=self.alpha, out=momentum)
+        return payload
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        direction = decode(update.values, update.fmt)
+        step_along(state, fragment, direction.sign() if self.apply == "sign" else direction, ctx)
+
+    def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
+        dct, code = self._chunks(shared.layout, fragment)
+        merged, where = code.total([arrival.payload for arrival in arrivals])
+        if self.merge == "senders":
+            merged /= torch.bincount(where, minlength=len(merged)).clamp(min=1)
+        else:
+            merged /= len(arrivals)
+        return dense_update(dct.inverse(merged))
+
+    def _chunks(self, layout: Layout, fragment: int) -> _Chunks:
+        settings = (self.chunk, self.k, self.transform, self.payload_dtype)
+        return _chunks(layout, fragment, *settings)
+
+
+class _Chunks(NamedTuple):
+    dct: ChunkedDCT
+    code: SparseCode
+
+
+@lru_cache(maxsize=16)
+def _chunks(
+    layout: Layout,
+    fragment: int,
+    chunk: int,
+    k: int,
+    cut: Cut,
+    fmt: str,
+) -> _Chunks:
+    """A fragment's chunks, and a code with one row for each."""
+    part = layout.fragments[fragment]
+    grids = []
+    rows = []
+    for tensor in layout.of_fragment(fragment):
+        start = tensor.offset - part.start
+        found = blocks(tensor, start, chunk, cut)
+        widths = [(block.h * block.w, block.chunks) for block in found]
+        grids += found
+        rows += rows_of_tensor(start, widths, k, fmt)
+    return _Chunks(ChunkedDCT(grids), SparseCode(part.stop - part.start, rows, fmt))

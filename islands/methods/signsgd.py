@@ -1,0 +1,78 @@
+"""One bit per value: signs with a scale, and what they got wrong is sent later.
+
+EF-signSGD (Karimireddy et al. 2019, arXiv:1901.09847, Algorithm 1) on several workers, after 1-bit
+SGD (Seide et al. 2014). Each worker adds its gradient to its residual, sends sign and mean
+magnitude of every tensor, and keeps the difference. The step is plain SGD with the average at the
+learning rate of the local step, so ``optimizer.name`` plays no part; the learning rate is outside
+of the residual. ``optimizer.clip`` bounds each worker's own gradient; weight decay (0 unless set)
+is decoupled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+from islands.compression import Payload, SignCode, Update, decode
+from islands.layout import Layout
+from islands.methods.base import (
+    Arrival,
+    Collective,
+    Context,
+    Method,
+    Shared,
+    WorkerState,
+    clip_gradient,
+    dense_update,
+    step_along,
+)
+
+
+class SignSGD(Method):
+    """Signs and a scale per tensor, every step.
+
+    ``error_feedback``  False: what the signs got wrong is lost (an ablation)
+    """
+
+    collective: ClassVar[Collective] = "all_gather"
+    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
+    default_lr: ClassVar[float | None] = 3.0
+    default_weight_decay: ClassVar[float] = 0.0
+
+    name: str = "signsgd"
+    error_feedback: bool = True
+
+    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
+        """Only the gradient, clipped: the step is taken when the others' have come."""
+        loss = ctx.gradient(state, batch)
+        clip_gradient(state, ctx.clip)
+        return loss
+
+    def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
+        part = ctx.layout.fragments[fragment]
+        residual = state.slot("residual")[part]
+        accumulated = residual + state.grad[part]
+        code = self._code(ctx.layout, fragment)
+        payload = code.write(accumulated)
+        if payload.is_finite() and self.error_feedback:  # else it will be refused
+            residual.copy_(accumulated - code.read(payload).to(accumulated))
+        return payload
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        step_along(state, fragment, decode(update.values, update.fmt), ctx)
+
+    def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
+        code = self._code(shared.layout, fragment)
+        total = code.read(arrivals[0].payload)
+        for arrival in arrivals[1:]:
+            total += code.read(arrival.payload)
+        return dense_update(total.div_(len(arrivals)))
+
+    def _code(self, layout: Layout, fragment: int) -> SignCode:
+        return _code(tuple(t.numel for t in layout.of_fragment(fragment)), self.payload_dtype)
+
+
+@lru_cache(maxsize=16)
+def _code(sizes: tuple[int, ...], fmt: str) -> SignCode:
+    return SignCode(sizes, fmt)
