@@ -54,6 +54,7 @@ def connect(address: str | None, say: Callable[[str], None]) -> bool:
         say(f"starting a local Ray on {os.cpu_count()} cores")
         # Ray would run its workers at the lowest priority, below anything else on this machine.
         os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would look at them
         ray.init(address="local", include_dashboard=False, **quiet)
         return True
     assert address is not None
