@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from islands.compression import Update, decode
-from islands.methods import Arrival, Context, Shared, WorkerState
-from islands.methods.diloco import PseudoGradient, master_update
+from islands.methods import Arrival, Context, Shared, WorkerState, dense_update
+from islands.methods.diloco import PseudoGradient
 
 
 class HalfWay(PseudoGradient):
@@ -27,7 +27,7 @@ class HalfWay(PseudoGradient):
         """On the coordinator: move the shared parameters to the workers' average."""
         part = shared.layout.fragments[fragment]
         shared.params[part] -= self.average(shared, fragment, arrivals)
-        return master_update(shared.params[part])
+        return dense_update(shared.params[part])
 
     def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
         """On each worker: the average becomes the anchor, and the parameters move towards it."""

@@ -28,8 +28,16 @@ from islands.coordinator import Coordinator
 from islands.job import Job, prepare
 from islands.layout import Layout, Stream
 from islands.local import LocalNetwork, LocalWorkers
-from islands.methods import Arrival, Context, Dense, DiLoCo, Shared, WorkerState, mean_of
-from islands.methods.diloco import master_update
+from islands.methods import (
+    Arrival,
+    Context,
+    Dense,
+    DiLoCo,
+    Shared,
+    WorkerState,
+    dense_update,
+    mean_of,
+)
 from islands.models import build_model
 from islands.network import Timeline
 from islands.replica import Replica
@@ -321,7 +329,7 @@ class EachArrival(DiLoCo):
         pseudo_gradient = mean_of(arrivals, self.payload_dtype)
         shared.params[part] -= pseudo_gradient * 0.5 ** (commits - arrival.base)
         shared.slots["commits"] = commits + 1
-        return master_update(shared.params[part])
+        return dense_update(shared.params[part])
 
 
 class EachArrivalLate(EachArrival):

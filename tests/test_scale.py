@@ -18,8 +18,15 @@ from islands.cli import app
 from islands.compression import Payload, Update
 from islands.config import Cluster, Experiment
 from islands.errors import InputError
-from islands.methods import Arrival, Context, Dense, DiLoCo, Shared, WorkerState
-from islands.methods.diloco import master_update
+from islands.methods import (
+    Arrival,
+    Context,
+    Dense,
+    DiLoCo,
+    Shared,
+    WorkerState,
+    dense_update,
+)
 from islands.results.study_tables import print_scaling
 from islands.scale import Probe, Scaling, fit, scale, scale_experiment, spread
 from islands.study import contenders
@@ -50,7 +57,7 @@ class Sparse(DiLoCo):
         return Payload(whole.values[: 2 * self.values], whole.fmt)
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
-        return master_update(shared.params)
+        return dense_update(shared.params)
 
 
 def scaled(*methods: str, workers: list[int], bytes_only: bool = True, **more: Any) -> Scaling:

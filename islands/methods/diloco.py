@@ -23,6 +23,7 @@ from islands.methods.base import (
     Method,
     Shared,
     WorkerState,
+    dense_update,
     mean_of,
     weighted_mean,
 )
@@ -156,7 +157,7 @@ class DiLoCo(PseudoGradient):
         outer: FlatOptimizer = shared.slots["outer"][fragment]
         mean = self.average(shared, fragment, arrivals)
         outer.step(mean.to(shared.params.dtype), self.outer.lr)
-        return master_update(shared.params[part])
+        return dense_update(shared.params[part])
 
 
 #: Coordinates that are compared together: bounds the memory.
@@ -171,9 +172,3 @@ def cosines(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
         products += part @ part.T
     norms = products.diagonal().sqrt()
     return (products / torch.outer(norms, norms)).clamp_(-1.0, 1.0)
-
-
-def master_update(params: torch.Tensor) -> Update:
-    """The shared parameters themselves, in the masters' own precision: nothing is rounded twice."""
-    fmt = "fp64" if params.dtype == torch.float64 else "fp32"
-    return Update(encode(params, fmt), fmt)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from islands.compression import Update
-from islands.methods.base import Arrival, Shared
-from islands.methods.diloco import PseudoGradient, master_update
+from islands.methods.base import Arrival, Shared, dense_update
+from islands.methods.diloco import PseudoGradient
 
 
 class LocalSGD(PseudoGradient):
@@ -22,4 +22,4 @@ class LocalSGD(PseudoGradient):
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         part = shared.layout.fragments[fragment]
         shared.params[part] -= self.average(shared, fragment, arrivals)
-        return master_update(shared.params[part])
+        return dense_update(shared.params[part])
