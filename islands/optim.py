@@ -152,9 +152,14 @@ class InnerOptimizer:
         self.inner = FlatOptimizer(name, masters, weight_decay=weight_decay, **adam)
 
     def step(self, step: int) -> None:
-        """One update from the gradient buffer, at the learning rate of local step ``step``."""
-        if self.clip is not None:
-            norm = float(torch.linalg.vector_norm(self._grad))
-            if norm > self.clip:
-                self._grad.mul_(self.clip / norm)
+        """One update from the gradient buffer, at the learning rate of local step ``step``.
+
+        A gradient with a NaN or an infinity is not stepped with, as loss scalers do: it would stay
+        in the moments and the masters for ever.
+        """
+        norm = float(torch.linalg.vector_norm(self._grad))
+        if not math.isfinite(norm):
+            return
+        if self.clip is not None and norm > self.clip:
+            self._grad.mul_(self.clip / norm)
         self.inner.step(self._grad, self.rate.at(step))

@@ -36,7 +36,7 @@ from islands.results.folder import new_folder, plain
 from islands.results.recorder import LAN_PREFIX
 from islands.results.result import Result
 from islands.schedule import Due, program
-from islands.study import Contender
+from islands.study import Contender, refuse_settings_of_a_method
 from islands.trace import Bytes, Op, Send
 from islands.units import format_seconds
 
@@ -142,13 +142,13 @@ def scale(
                 how = "trained" if trained else "bytes only"
                 seconds = format_seconds(found.emulated_s)
                 say(f"{count:,} workers, {contender.label}: {seconds} per step ({how})")
-        rows = [row for own in by_method.values() for row in own]
+            rows = [row for own in by_method.values() for row in own]
+            if out is not None:  # after each number of workers, so that an interrupt loses little
+                pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / ROWS)
         growth = [
             fit(own, probe.stops_paying_at)
             for own, probe in zip(by_method.values(), probes, strict=True)
         ]
-        if out is not None:
-            pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / ROWS)
     sites = {c: {i.name: i.workers for i in clusters[c].islands} for c in counts}
     return Scaling(rows, growth, sites)
 
@@ -162,6 +162,7 @@ def scale_experiment(
 
     The arguments are those of ``load_experiment``. Raises InputError.
     """
+    refuse_settings_of_a_method(overrides)
     given = dict(options or {})
     if config is None and given.get("steps") is None:
         given["steps"] = STEPS
@@ -224,7 +225,8 @@ class Probe:
     def of(cls, experiment: Experiment) -> Probe:
         """Train worker 0 alone until each fragment is due for the first time, and encode it.
 
-        What the others sent would only change the payload's values. Raises InputError.
+        It starts at a step from which payloads have their final size. What the others sent would
+        only change the payload's values. Raises InputError.
         """
         job = prepare(experiment)
         streams = experiment.method.streams(job.layout)
@@ -234,8 +236,9 @@ class Probe:
         try:
             with torch.random.fork_rng():
                 replica = Replica(job.replica(0), job.corpus.train)
+                settled = replica.state.step = experiment.method.settled_after
                 for fragment in sorted(range(len(streams)), key=lambda f: streams[f].first):
-                    while replica.state.step < streams[fragment].first:
+                    while replica.state.step < settled + streams[fragment].first:
                         replica.local_step()
                     payload = replica.send(fragment)
                     sizes[fragment], itemsizes[fragment] = payload.size, payload.itemsize
@@ -293,7 +296,6 @@ class _Found:
 def _row(label: str, probe: Probe, workers: int, trained: bool, found: _Found) -> dict[str, Any]:
     wire = found.wire_bytes / workers
     dense = float(2 * Fraction(workers - 1, workers) * probe.dense_bytes)
-    limit = probe.stops_paying_at
     return {
         "method": label,
         "collective": "star" if probe.operation == "star" else "ring",
@@ -307,7 +309,7 @@ def _row(label: str, probe: Probe, workers: int, trained: bool, found: _Found) -
         "lan_bytes": found.lan_bytes,
         "emulated_s_per_step": found.emulated_s,
         "dense_wire_bytes_per_worker": dense,
-        "pays": limit is None or workers < limit,
+        "pays": probe.operation != "all_gather" or wire < dense,
     }
 
 

@@ -78,10 +78,29 @@ def _as_float(values: object) -> object:
     return [float(v) if type(v) is int else v for v in values]
 
 
+#: More seeds than anybody waits for.
+MOST_SEEDS = 1000
+
+
 def _distinct(field: str, values: Sequence[object]) -> None:
-    for n, value in enumerate(values):
-        if value in values[:n]:
+    seen: set[object] = set()
+    for value in values:
+        if value in seen:
             raise FieldError(field, f"{value!r} is given twice")
+        seen.add(value)
+
+
+def refuse_settings_of_a_method(overrides: Sequence[str]) -> None:
+    """Raise InputError for a setting that no method here would read: each has its own."""
+    for text in overrides:
+        if text.split("=")[0].split(".")[0].strip() == "method":
+            raise InputError(f"set: {text!r} belongs to a method; write --method NAME:key=value")
+
+
+def _refuse_one_seed(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        if text.split("=")[0].strip() == "seed":
+            raise InputError(f"set: {text!r} would be one seed of a study; use --seeds")
 
 
 class Contender(Part):
@@ -175,6 +194,8 @@ class Study(Part):
             raise InputError(f"{shown(value)} is neither a number of seeds nor a list of them")
         if value < 1:
             raise InputError(f"{value} is too small; a study has at least one seed")
+        if value > MOST_SEEDS:
+            raise InputError(f"{value} is too large; a study has at most {MOST_SEEDS} seeds")
         return tuple(range(value))
 
     @model_validator(mode="after")
@@ -198,6 +219,8 @@ class Study(Part):
     ) -> Study:
         """A study file. ``overrides`` and ``options`` change its experiment (see
         ``load_experiment``), ``changes`` the study's own settings unless they are None."""
+        refuse_settings_of_a_method(overrides)
+        _refuse_one_seed(overrides)
         values = read_yaml(path)
         base = values.get("experiment") or {}
         if not isinstance(base, dict):
@@ -242,6 +265,10 @@ def study_of(
     **changes: object,
 ) -> Study:
     """A study of methods as the command line names them; see :meth:`Study.load` for the rest."""
+    refuse_settings_of_a_method(overrides)
+    _refuse_one_seed(overrides)
+    for key in {"method", "seed"} & (read_yaml(config).keys() if config else set()):
+        raise InputError(f"config: {config} sets {key!r}, which a study varies; leave it out")
     experiment = load_experiment(config, overrides, options)
     given = {k: v for k, v in changes.items() if v is not None}
     return Study.parse({"experiment": experiment, "methods": contenders(methods), **given})

@@ -34,6 +34,7 @@ from islands.methods import (
     Dense,
     DiLoCo,
     Shared,
+    Sparta,
     WorkerState,
     dense_update,
     mean_of,
@@ -460,6 +461,17 @@ class Broken(DiLoCo):
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Any:
         self._fail_in("combine")
         return None if self.place == "no_update" else super().combine(shared, fragment, arrivals)
+
+
+class NaNGradient(Sparta):
+    """SPARTA in which worker 1's third gradient is not a number."""
+
+    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
+        loss = ctx.gradient(state, batch)
+        if (state.worker, state.step) == (1, 2):
+            state.grad.fill_(float("nan"))
+        ctx.optimize(state)
+        return loss
 
 
 class Impatient(DiLoCo):

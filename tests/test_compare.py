@@ -481,3 +481,23 @@ def test_on_actors_the_same_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(started) == 1
     one, other = ((tmp_path / x / "study.parquet").read_bytes() for x in "ab")
     assert one == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--set", "method.sync_every=1"], "--method NAME:key=value"),
+        (["--set", "seed=4"], "--seeds"),
+        (["--seeds", "99999999999999999999999"], "at most"),
+        (["--config", "own.yaml"], "'seed'"),
+    ],
+)
+def test_a_setting_that_no_run_would_read_is_refused(
+    arguments: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Methods and seeds have their own options; given elsewhere they are refused, not ignored."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("seed: 7\n")
+    result = invoke("--method", "diloco", *arguments)
+    assert result.exit_code == 2
+    assert part in result.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import assert_identical, experiment, train
 
 import islands
@@ -135,3 +136,10 @@ def test_misuse_from_python_is_an_input_error(arguments: dict[str, Any]) -> None
     """What the command line cannot express is refused in Python too."""
     with pytest.raises(InputError):
         islands.run(**arguments)
+
+
+def test_one_bad_gradient_is_not_kept_for_ever() -> None:
+    """A NaN gradient is not stepped with: no payload is refused, and the shared model is finite."""
+    run = train(experiment(method={"name": "helpers:NaNGradient"}, steps=8))
+    assert run.summary["rejected_payloads"] == 0
+    assert all(torch.isfinite(value).all() for value in run.parameters.values())

@@ -159,6 +159,13 @@ def test_where_gathering_stops_paying(values: int) -> None:
     assert [row["pays"] for row in found.rows] == [count < by_trying for count in counts]
 
 
+def test_a_density_warm_up_is_over_before_anything_is_measured() -> None:
+    """Top-k's first steps send more; what is scaled is what it sends from then on."""
+    found = scaled("topk:density_warmup=9", workers=[2, 16])
+    assert [row["payload_bytes"] for row in found.rows] == [1344, 1344]
+    assert [row["pays"] for row in found.rows] == [True, False]
+
+
 def test_growth_is_fitted() -> None:
     """All-reduce: what it saturates at, all-gather: what a worker adds; in payloads 2, 1, 2."""
     found = scaled("dense", "test_scale:Gathered", "test_scale:Starred", workers=[2, 4, 16])
@@ -274,6 +281,7 @@ def test_a_figure_is_drawn(tmp_path: Path) -> None:
         (["--workers", "1"], ["workers", "1", "2 islands"]),
         (["--method", "densee"], ["methods.0", "'densee'", "'dense'"]),
         (["--method", "dense:k=3"], ["methods.0", "'k'"]),
+        (["--set", "method.sync_every=1"], ["'method.sync_every=1'", "--method NAME:key=value"]),
         (["--cluster", "marz"], ["cluster", "'marz'"]),
         (["--steps", "0"], ["steps", "0"]),
     ],

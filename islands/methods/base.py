@@ -124,6 +124,11 @@ class Method(BaseModel):
         """The fragments and their schedules. Default: the whole model after every step."""
         return (Stream(tuple(t.name for t in layout.tensors), period=1, first=1),)
 
+    @property
+    def settled_after(self) -> int:
+        """Local steps after which payloads have their final size; 0 if they have it at once."""
+        return 0
+
     def close(self, arrivals: Sequence[Arrival], alive: int, now_s: float) -> bool:
         """Whether the open round of a fragment closes now. Default: when everyone has arrived."""
         return len(arrivals) == alive

@@ -59,13 +59,13 @@ class DeMo(Method):
     default_weight_decay: ClassVar[float] = 0.0
 
     name: str = "demo"
-    decay: float = Field(0.999, ge=0, le=1)
-    chunk: int = Field(64, ge=1)
+    decay: float = Field(0.999, ge=0, le=1, allow_inf_nan=False)
+    chunk: int = Field(64, ge=1, le=4096)  # the transform is a matrix of chunk × chunk
     k: int = Field(4, ge=1)
     transform: Cut = "flat"
     merge: Literal["workers", "senders"] = "workers"
     apply: Literal["sign", "identity"] = "sign"
-    alpha: float = Field(1.0, ge=0, le=1)
+    alpha: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
 
     def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
         """Only the gradient, clipped: the step is taken when the others' have come."""

@@ -30,7 +30,7 @@ class Sparta(Method):
     shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "diverged"
 
     name: str = "sparta"
-    fraction: float = Field(0.005, gt=0, le=1)
+    fraction: float = Field(0.005, gt=0, le=1, allow_inf_nan=False)
 
     def begin(self, state: WorkerState, ctx: Context) -> None:
         state.slots["averaged"] = state.params.clone()

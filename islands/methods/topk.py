@@ -57,12 +57,16 @@ class TopK(Method):
 
     name: str = "topk"
     ratio: float = Field(16.0, ge=1, allow_inf_nan=False)
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False)
     factor_masking: bool = True
     clip_norm: float | None = Field(None, gt=0, allow_inf_nan=False)
     density_warmup: int = Field(0, ge=0)
     error_feedback: bool = True
     dense_vectors: bool = False
+
+    @property
+    def settled_after(self) -> int:
+        return self.density_warmup
 
     def density(self, step: int) -> float:
         """The fraction of each tensor that is sent in local step ``step``, counted from 1."""
