@@ -54,19 +54,25 @@ def program(streams: Sequence[Stream], steps: int, eval_every: int) -> Iterator[
     def due_at(stream: Stream, step: int) -> bool:
         return step >= stream.first and (step - stream.first) % stream.period == 0
 
+    def next_due(stream: Stream, after: int) -> int:
+        if after < stream.first:
+            return stream.first
+        return after + stream.period - (after - stream.first) % stream.period
+
     yield from [Mark(0)] if eval_every else []
-    done = 0
-    for step in range(1, steps + 1):
-        sending = [f for f, stream in enumerate(streams) if due_at(stream, step)]
-        marking = step < steps and eval_every and step % eval_every == 0
-        if not (sending or marking or step == steps or any(at <= step for at, _ in flying)):
-            continue
-        yield Compute(done, step - done)
+    step = 0
+    while step < steps:
         done = step
-        for fragment in sending:
-            yield send(fragment, step)
+        boundaries = [next_due(stream, step) for stream in streams]
+        boundaries += [at for at, _ in flying]
+        boundaries += [step + eval_every - step % eval_every] if eval_every else []
+        step = min(steps, *boundaries)
+        yield Compute(done, step - done)
+        for fragment, stream in enumerate(streams):
+            if due_at(stream, step):
+                yield send(fragment, step)
         yield from land(step if step < steps else steps + max(s.overlap for s in streams))
-        if marking:
+        if step < steps and eval_every and step % eval_every == 0:
             yield Mark(step)
     for fragment, stream in enumerate(streams):
         if not due_at(stream, steps):
