@@ -134,7 +134,7 @@ def scale(
                 found = None
                 if not bytes_only and _fits(probe, count, in_process):
                     place = folder / plain(contender.label) / f"workers-{count}"
-                    found = _trained(runner, wanted, place, say)
+                    found = _trained(runner, _whole_periods(wanted, probe), place, say)
                 trained = found is not None
                 found = found or _carried(wanted, probe)
                 row = _row(contender.label, probe, count, trained, found)
@@ -322,6 +322,13 @@ def _fits(probe: Probe, workers: int, in_process: bool) -> bool:
         return True
     need = workers * (REPLICA_BYTES + 4 * REPLICA_COPIES * probe.job.parameters)
     return need < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+
+
+def _whole_periods(wanted: Experiment, probe: Probe) -> Experiment:
+    """As many steps as asked for, rounded up to whole periods: a final round that covers fewer
+    steps would be a cost that longer runs do not have."""
+    period = math.lcm(*(s.period for s in wanted.method.streams(probe.job.layout)))
+    return wanted.model_copy(update={"steps": math.ceil(wanted.steps / period) * period})
 
 
 def _trained(

@@ -61,7 +61,8 @@ class Sparse(DiLoCo):
 
 
 def scaled(*methods: str, workers: list[int], bytes_only: bool = True, **more: Any) -> Scaling:
-    experiment = scale_experiment(None, more.pop("overrides", ()), {"steps": 10})
+    overrides = ["steps=10", *more.pop("overrides", ())]
+    experiment = scale_experiment(None, overrides)
     return scale(
         experiment, contenders(methods), workers, bytes_only=bytes_only, in_process=True, **more
     )
@@ -164,6 +165,14 @@ def test_a_density_warm_up_is_over_before_anything_is_measured() -> None:
     found = scaled("topk:density_warmup=9", workers=[2, 16])
     assert [row["payload_bytes"] for row in found.rows] == [1344, 1344]
     assert [row["pays"] for row in found.rows] == [True, False]
+
+
+def test_training_covers_whole_periods() -> None:
+    """7 steps asked for at a period of 5: trained for 10, so bytes per step are those of longer
+    runs."""
+    steps = {"overrides": ["steps=7"], "bytes_only": False}
+    found = scaled("diloco:sync_every=5", workers=[4], **steps)
+    assert found.rows[0]["payload_bytes"] == 10_752 / 5
 
 
 def test_growth_is_fitted() -> None:

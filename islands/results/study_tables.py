@@ -122,7 +122,8 @@ def print_scaling(found: Scaling, console: Console | None = None) -> None:
 
 def growth_text(fitted: _Row) -> str:
     """The fitted growth of a method's wire bytes in one sentence."""
-    amount, payloads = exact_bytes(fitted["bytes"]), f"{fitted['payloads']:.3g} payloads"
+    amount, payloads = exact_bytes(fitted["bytes"]), f"{fitted['payloads']:.3g} payload"
+    payloads += "" if payloads == "1 payload" else "s"
     if fitted["operation"] == "all_reduce":
         return f"wire per worker saturates at {amount} ({payloads})"
     if fitted["operation"] == "star":
