@@ -149,8 +149,9 @@ class Coordinator:
         """Write what a run has that ends early; what cannot be had any more must not prevent it."""
         try:
             engine.settle()
-        except Exception:
-            self._phase = status  # the network is gone: the tables end where its times end
+        except Exception as error:  # the network is gone: the tables end where its times end
+            now_s = max(clock_s for _, _, clock_s in self.recorder.clocks)
+            self.recorder.event(now_s, "untimed", "network", one_line(error))
         self._finish(status)
 
     def _finish(self, status: str) -> dict[str, Any]:

@@ -84,6 +84,21 @@ def test_a_method_that_fails_on_the_coordinator_is_one_message(place: str, tmp_p
     assert islands.Result.load(tmp_path / "r").summary["status"] == "failed"
 
 
+def test_a_network_that_is_gone_does_not_take_the_results_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot be timed any more is an event; tables and summary are written all the same."""
+
+    def gone(self: engine.Engine) -> None:
+        raise ConnectionError("the link actor died")
+
+    monkeypatch.setattr(engine.Engine, "settle", gone)
+    run = train(experiment(method={"name": "helpers:Failing"}, steps=20))
+    assert run.summary["status"] == "failed"
+    detail = "ConnectionError: the link actor died"
+    assert ("untimed", "network", detail) in run.rows("events", "kind", "subject", "detail")
+
+
 @pytest.mark.parametrize("place", ["begin", "send", "receive", "no_payload"])
 def test_a_method_that_fails_on_a_worker_names_what_it_did(place: str, tmp_path: Path) -> None:
     """Worker, island and phase."""

@@ -20,28 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from islands.compression import Payload, SparseCode, Update, decode, rows_of_tensor
 from islands.compression.dct import ChunkedDCT, Cut, blocks
 from islands.layout import Layout
-from islands.methods.base import (
-    Arrival,
-    Collective,
-    Context,
-    Method,
-    Shared,
-    WorkerState,
-    clip_gradient,
-    dense_update,
-    step_along,
-)
+from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
+from islands.methods.gathered import GatheredGradient
 
 
-class DeMo(Method):
+class DeMo(GatheredGradient):
     """The ``k`` largest cosine coefficients of each chunk of the momentum, every step.
 
     ``decay``      factor of the momentum per step
@@ -54,10 +46,6 @@ class DeMo(Method):
     ``alpha``      how much of what was sent leaves the momentum
     """
 
-    collective: ClassVar[Collective] = "all_gather"
-    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
-    default_weight_decay: ClassVar[float] = 0.0
-
     name: str = "demo"
     decay: float = Field(0.999, ge=0, le=1, allow_inf_nan=False)
     chunk: int = Field(64, ge=1, le=4096)  # the transform is a matrix of chunk × chunk
@@ -66,12 +54,6 @@ class DeMo(Method):
     merge: Literal["workers", "senders"] = "workers"
     apply: Literal["sign", "identity"] = "sign"
     alpha: float = Field(1.0, ge=0, le=1, allow_inf_nan=False)
-
-    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
-        """Only the gradient, clipped: the step is taken when the others' have come."""
-        loss = ctx.gradient(state, batch)
-        clip_gradient(state, ctx.clip)
-        return loss
 
     def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
         part = ctx.layout.fragments[fragment]
@@ -86,9 +68,8 @@ class DeMo(Method):
         torch.sub(folded, dct.inverse(sent), alpha=self.alpha, out=momentum)
         return payload
 
-    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
-        direction = decode(update.values, update.fmt)
-        step_along(state, fragment, direction.sign() if self.apply == "sign" else direction, ctx)
+    def direction(self, merged: Tensor) -> Tensor:
+        return merged.sign() if self.apply == "sign" else merged
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         dct, code = self._chunks(shared.layout, fragment)

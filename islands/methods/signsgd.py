@@ -12,42 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
-from islands.compression import Payload, SignCode, Update, decode
+from islands.compression import Payload, SignCode, Update
 from islands.layout import Layout
-from islands.methods.base import (
-    Arrival,
-    Collective,
-    Context,
-    Method,
-    Shared,
-    WorkerState,
-    clip_gradient,
-    dense_update,
-    step_along,
-)
+from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
+from islands.methods.gathered import GatheredGradient
 
 
-class SignSGD(Method):
+class SignSGD(GatheredGradient):
     """Signs and a scale per tensor, every step.
 
     ``error_feedback``  False: what the signs got wrong is lost (an ablation)
     """
 
-    collective: ClassVar[Collective] = "all_gather"
-    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
     default_lr: ClassVar[float | None] = 3.0
-    default_weight_decay: ClassVar[float] = 0.0
 
     name: str = "signsgd"
     error_feedback: bool = True
-
-    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
-        """Only the gradient, clipped: the step is taken when the others' have come."""
-        loss = ctx.gradient(state, batch)
-        clip_gradient(state, ctx.clip)
-        return loss
 
     def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
         part = ctx.layout.fragments[fragment]
@@ -58,9 +40,6 @@ class SignSGD(Method):
         if payload.is_finite() and self.error_feedback:  # else it will be refused
             residual.copy_(accumulated - code.read(payload).to(accumulated))
         return payload
-
-    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
-        step_along(state, fragment, decode(update.values, update.fmt), ctx)
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         code = self._code(shared.layout, fragment)

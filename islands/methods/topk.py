@@ -13,32 +13,24 @@ momentum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from islands.compression import Payload, SparseCode, Update, decode, rows_of_tensor
 from islands.layout import Layout
-from islands.methods.base import (
-    Arrival,
-    Collective,
-    Context,
-    Method,
-    Shared,
-    WorkerState,
-    clip_gradient,
-    dense_update,
-    step_along,
-)
+from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
+from islands.methods.gathered import GatheredGradient
 
 #: The density that a warm-up starts from (Lin et al. 2018, section 3.3).
 FIRST_DENSITY = 0.25
 
 
-class TopK(Method):
+class TopK(GatheredGradient):
     """The top 1/``ratio`` of each tensor, at least one value, with error feedback.
 
     ``momentum``        factor of the local momentum; 0: none
@@ -50,10 +42,7 @@ class TopK(Method):
     ``dense_vectors``   tensors of one dimension or none send all of their values
     """
 
-    collective: ClassVar[Collective] = "all_gather"
-    shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
     default_lr: ClassVar[float | None] = 1.0
-    default_weight_decay: ClassVar[float] = 0.0
 
     name: str = "topk"
     ratio: float = Field(16.0, ge=1, allow_inf_nan=False)
@@ -76,16 +65,9 @@ class TopK(Method):
         progress = (step - 1) / self.density_warmup
         return float(FIRST_DENSITY * (last / FIRST_DENSITY) ** progress)
 
-    def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
-        """Only the gradient, clipped on the worker: an average of sparse payloads is not one."""
-        loss = ctx.gradient(state, batch)
-        clip_gradient(state, ctx.clip if self.clip_norm is None else self._local_bound(ctx))
-        return loss
-
-    def _local_bound(self, ctx: Context) -> float:
+    def local_bound(self, ctx: Context) -> float | None:
         """Independent gradients of norm θ/√p add up to one of norm θ (Lin et al. 2018, 3.2)."""
-        assert self.clip_norm is not None
-        return float(self.clip_norm * ctx.workers**-0.5)
+        return ctx.clip if self.clip_norm is None else self.clip_norm / math.sqrt(ctx.workers)
 
     def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
         part = ctx.layout.fragments[fragment]
@@ -104,9 +86,6 @@ class TopK(Method):
         if self.factor_masking:
             momentum.index_fill_(0, where, 0.0)
         return payload
-
-    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
-        step_along(state, fragment, decode(update.values, update.fmt), ctx)
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         code = self._code(shared.layout, fragment, arrivals[0].step)

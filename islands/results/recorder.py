@@ -221,13 +221,15 @@ class RunRecorder:
             names = self._tables["syncs"].schema.names
             self._tables["syncs"].append(**dict(zip(names, zip(*rows, strict=True), strict=True)))
 
-    def _write_rejection(self, sync: SyncTiming) -> None:
+    def event(self, emulated_s: float, kind: str, subject: str, detail: str) -> None:
+        """One row of the events table."""
         self._tables["events"].append(
-            emulated_s=[sync.done_s],
-            kind=["rejected"],
-            subject=[f"worker {sync.worker}"],
-            detail=[f"fragment {sync.fragment} version {sync.version}: NaN or infinite values"],
+            emulated_s=[emulated_s], kind=[kind], subject=[subject], detail=[detail]
         )
+
+    def _write_rejection(self, sync: SyncTiming) -> None:
+        what = f"fragment {sync.fragment} version {sync.version}: NaN or infinite values"
+        self.event(sync.done_s, "rejected", f"worker {sync.worker}", what)
 
     def _write_evals(self) -> None:
         for step in sorted(self._losses_at.keys() & self._times_at.keys()):
