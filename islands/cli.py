@@ -103,6 +103,20 @@ def run_command(
         Literal["links", "each"],
         typer.Option(help="Rows of the transfers table: per round and link, or per transfer."),
     ] = "links",
+    clock: Annotated[
+        Literal["emulated", "wall"] | None,
+        typer.Option(
+            help="wall: hold deliveries back until they are due, at the pace of the real world."
+        ),
+    ] = None,
+    time_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--time-scale",
+            metavar="FACTOR",
+            help="Wall clock: wall seconds per emulated second; default 1.",
+        ),
+    ] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -121,6 +135,8 @@ def run_command(
         "data": data,
         "steps": steps,
         "seed": seed,
+        "clock": clock,
+        "time_scale": time_scale,
     }
     with exit_codes():
         experiment = load_experiment(config, overrides or (), options)
@@ -286,6 +302,86 @@ def scale_command(
         print_scaling(found)
 
 
+@app.command(
+    "retime",
+    epilog="Example: islands retime runs/dense-1 runs/diloco-1 "
+    "--bandwidth 1Mbit/s,10Mbit/s,…,100Gbit/s",
+)
+def retime_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results of runs.")],
+    clusters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="A cluster with as many workers, which are placed in island order; "
+            "may be given several times. Default: each run's own.",
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE,RATE,…",
+            help="Constant bandwidths of every link between islands, access line and backbone, "
+            "instead of what the cluster says, traces and windows included.",
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE,SHARE,…",
+            help="Shares of these links that other jobs take, in transfers of the link's own "
+            "background size, or of the run's mean payload.",
+        ),
+    ] = None,
+    step_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME,TIME,…", help="Time per local step; default as recorded."),
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME,TIME,…", help="Constant one-way delays, as --bandwidth: of each link."
+        ),
+    ] = None,
+    target_loss: Annotated[
+        float | None,
+        typer.Option("--target-loss", help="Validation loss to be reached; default the run's own."),
+    ] = None,
+    figure: FigureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time recorded runs again on other networks, without training.
+
+    All combinations of what is given; without options, the run's own network. Also shows which
+    bandwidth each run needs to spend 50, 80, 90, 95 and 99 % of its time computing, to 1 %, from
+    its first 200 rounds. A list may have an ellipsis: 1Mbit/s,10Mbit/s,…,100Gbit/s.
+    """
+    from islands.figures import check_figure, draw_retiming
+    from islands.results.retime_tables import print_retiming
+    from islands.retime import retime
+
+    with exit_codes():
+        check_figure(figure)
+        if figure is not None and bandwidth is None:
+            raise InputError("figure: it shows utilisation against bandwidth; give --bandwidth")
+        found = retime(
+            folders,
+            clusters or (),
+            bandwidth=bandwidth,
+            load=load,
+            step_time=step_time,
+            delay=delay,
+            target_loss=target_loss,
+        )
+        if figure is not None:
+            draw_retiming(found, figure)
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        print_retiming(found)
+
+
 @app.command("check", epilog="Example: islands check four_continents --model gpt-15m")
 def check_command(
     target: Annotated[
@@ -304,6 +400,34 @@ def check_command(
         _print_json(description)
     else:
         print_description(description)
+
+
+@app.command("links", epilog="Example: islands links --load 0.1,0.5,0.9 --cluster transatlantic")
+def links_command(
+    cluster: ClusterOption = None,
+    load: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE,SHARE,…", help="Loads; default 0.1,0.3,0.5,0.7,0.9."),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Payload of each worker in the collectives.")
+    ] = "10 MB",
+    seed: Annotated[int, typer.Option(help="Decides the arrivals.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold the emulated network against the textbook, without training.
+
+    How long a newcomer waits in a queue at each load, beside the Pollaczek-Khinchine value, and how
+    long collectives take on a cluster, beside the alpha-beta model.
+    """
+    from islands.links import check_links, print_links
+
+    with exit_codes():
+        found = check_links(cluster, _numbers("load", load), size, seed)
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        print_links(found)
 
 
 @app.command("bench", epilog="Example: islands bench --method dense --steps 2000 --repeats 3")

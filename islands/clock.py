@@ -31,6 +31,16 @@ class FixedSteps:
         return np.full(count, self.step_s[worker])
 
 
+@dataclass(frozen=True, eq=False)
+class RecordedSteps:
+    """What every step took in a run that was recorded, in seconds, one array per worker."""
+
+    step_s: tuple[NDArray[np.float64], ...]
+
+    def seconds(self, worker: int, first: int, count: int) -> NDArray[np.float64]:
+        return self.step_s[worker][first : first + count]
+
+
 def flop_seconds(parameters: int, tokens: int, flops_per_second: float) -> float:
     """Time of one training step from its arithmetic: 6·N·tokens / rate.
 

@@ -17,16 +17,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from islands.config import Experiment
 from islands.errors import InputError, RunError
 from islands.experiment import Runner
-from islands.job import prepare
+from islands.job import as_begun, prepare, undecided
 from islands.results.display import format_loss
 from islands.results.folder import EXPERIMENT, WRITTEN, holds_run, new_folder, write_text
 from islands.results.result import Result
@@ -111,8 +112,15 @@ def compare(
     begun = None if out is None or overwrite else _study_folder(out)
     finished = {p.place for p in planned if begun and _is_finished(begun / p.place, p)}
     missing = [p for p in planned if p.place not in finished]
-    for one in {p.method: p for p in missing}.values():
-        prepare(one.experiment)  # whatever is wrong with any of them shows before the first one
+    # Whatever is wrong with any of them shows before the first one.
+    begun_as = {
+        one.method: prepare(one.experiment).experiment
+        for one in {p.method: p for p in missing}.values()
+    }
+    for one in planned:  # what is decided when a run begins is the same for all of a method
+        if begun and one.place in finished and undecided(one.experiment):
+            begun_as[one.method] = Experiment.load(begun / one.place / EXPERIMENT)
+    missing = [replace(p, experiment=as_begun(p.experiment, begun_as[p.method])) for p in missing]
     with Runner(address, in_process, say) as runner:
         if missing:
             runner.connect()
@@ -184,12 +192,22 @@ def _is_finished(folder: Path, planned: Planned) -> bool:
     summary = result.summary
     if summary.get("status") != "done" or not evals:
         return False
-    if text != planned.experiment.dump_yaml():
+    wanted = planned.experiment
+    if undecided(wanted):
+        wanted = _as_written(wanted, folder / EXPERIMENT)
+    if text != wanted.dump_yaml():
         raise InputError(
             f"out: {folder} holds a finished run with other settings; "
             "give another folder, or --overwrite to train everything anew"
         )
     return bool(steps == summary.get("steps", 0) * summary.get("workers", 0))
+
+
+def _as_written(planned: Experiment, path: Path) -> Experiment:
+    """With what was decided when the run began; unchanged if that was on another cluster."""
+    written = Experiment.load(path)
+    same = len(written.cluster.islands) == len(planned.cluster.islands)
+    return as_begun(planned, written) if same else planned
 
 
 def _outcome(folder: Path, planned: Planned, target: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run is: clusters and experiments as frozen, validated objects.
+"""What a run is: experiments as frozen, validated objects.
 
 The names are those of the YAML files. Quantities are written with their units and held in base
 units (bytes per second, seconds): a ``delay`` of ``65 ms`` is ``0.065``, and writing puts the unit
@@ -13,19 +13,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     SerializeAsAny,
     ValidationError,
     field_validator,
     model_validator,
 )
 
-from islands.errors import InputError, nearest
+from islands.cluster import (
+    Cluster,
+    Island,
+    Lan,
+    Link,
+    cluster_names,
+    read_cluster,
+    with_trace_files,
+)
+from islands.errors import InputError
+from islands.fields import Count, Index, NonNegative, Positive, Scale
+from islands.network.topology import must_name_each_island_once
 from islands.settings import (
     FieldError,
     Part,
@@ -35,41 +44,11 @@ from islands.settings import (
     shown,
     split_override,
 )
-from islands.units import (
-    format_bandwidth,
-    format_flops,
-    format_time,
-    parse_bandwidth,
-    parse_flops,
-    parse_time,
-)
 
 if TYPE_CHECKING:
     from islands.methods import Method
-    from islands.network import Topology
 else:
     Method = BaseModel  # its module imports torch, which reading a cluster file must not wait for
-
-
-def _name(text: str) -> str:
-    if not text or not all(c.isalnum() or c in "_-" for c in text):
-        raise InputError(f"{shown(text)} is not a name; use letters, digits, '_' and '-'")
-    return text
-
-
-Name = Annotated[str, AfterValidator(_name)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Index = Annotated[int, Field(strict=True, ge=0)]
-Positive = Annotated[float, Field(strict=True, gt=0)]
-NonNegative = Annotated[float, Field(strict=True, ge=0)]
-Bandwidth = Annotated[
-    float,
-    Field(allow_inf_nan=True),
-    BeforeValidator(parse_bandwidth),
-    PlainSerializer(format_bandwidth),
-]
-Time = Annotated[float, BeforeValidator(parse_time), PlainSerializer(format_time)]
-FlopRate = Annotated[float, BeforeValidator(parse_flops), PlainSerializer(format_flops)]
 
 
 def _warm_start(value: object) -> object:
@@ -82,155 +61,25 @@ def _warm_start(value: object) -> object:
     )
 
 
+__all__ = [
+    "Cluster",
+    "DataConfig",
+    "EvalConfig",
+    "Experiment",
+    "Index",
+    "Island",
+    "Lan",
+    "Link",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Positive",
+    "build_experiment",
+    "cluster_names",
+    "load_experiment",
+    "parse_method",
+]
+
 WarmStart = Annotated[int | str, BeforeValidator(_warm_start)]
-
-
-# ----------------------------------------------------------------------------------------- cluster
-
-
-class Lan(Part):
-    """The network inside an island: a non-blocking switch with a full-duplex port per worker."""
-
-    bandwidth: Bandwidth = parse_bandwidth("100 Gbit/s")
-    delay: Time = parse_time("20 us")
-
-
-class Island(Part):
-    """A site: workers joined by a LAN, and how fast each of them computes.
-
-    A step takes either ``step_time`` (100 ms unless said otherwise) or the time of its arithmetic
-    at ``flops_per_second``; the other one is None.
-    """
-
-    name: Name
-    workers: Count
-    step_time: Time | None = None
-    flops_per_second: FlopRate | None = None
-    lan: Lan = Lan()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_speed(cls, values: object) -> object:
-        if isinstance(values, Mapping) and not (_given(values, "step_time", "flops_per_second")):
-            return {**values, "step_time": "100 ms"}
-        return values
-
-    @model_validator(mode="after")
-    def _one_speed(self) -> Island:
-        if self.step_time is not None and self.flops_per_second is not None:
-            raise FieldError(
-                "flops_per_second",
-                f"{format_flops(self.flops_per_second)} is given beside step_time "
-                f"{format_time(self.step_time)}; set one of them to null",
-            )
-        if self.step_time == 0:
-            raise FieldError("step_time", "'0 s' is too small; it must be more than zero")
-        return self
-
-
-class Link(Part):
-    """A wide-area connection of two islands; each direction has the bandwidth and one-way delay."""
-
-    name: Name
-    between: tuple[str, str]
-    bandwidth: Bandwidth
-    delay: Time
-    queue: Literal["fifo"] = "fifo"
-
-    @field_validator("between", mode="before")
-    @classmethod
-    def _two_islands(cls, ends: object) -> object:
-        if not isinstance(ends, list | tuple) or len(ends) != 2:
-            raise InputError(f"{shown(ends)} must name two islands, for example [dublin, oregon]")
-        return ends
-
-
-class Cluster(Part):
-    """Islands and the links between them. The coordinator sits in the first island by default."""
-
-    name: Name
-    islands: tuple[Island, ...]
-    links: tuple[Link, ...] = ()
-    coordinator: str | None = None
-
-    @classmethod
-    def load(cls, name: str | Path) -> Cluster:
-        """A shipped cluster by name, or any cluster file. Raises `InputError` if it is neither."""
-        return cls.parse(_read_cluster(name, Path()), "cluster")
-
-    @property
-    def workers(self) -> int:
-        """All workers of all islands."""
-        return sum(island.workers for island in self.islands)
-
-    def topology(self) -> Topology:
-        """The network of this cluster. Raises `InputError` if two islands have no route."""
-        from islands.network import Site, Topology, Wire
-
-        sites = [Site(i.name, i.workers, i.lan.bandwidth, i.lan.delay) for i in self.islands]
-        wires = [Wire(link.name, link.between, link.bandwidth, link.delay) for link in self.links]
-        return Topology.build(sites, wires, self.coordinator)
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Cluster:
-        islands = [island.name for island in self.islands]
-        if not islands:
-            raise FieldError("islands", "[] is too short; a cluster has at least one island")
-        _distinct("islands", islands)
-        _distinct("links", [link.name for link in self.links])
-        for n, link in enumerate(self.links):
-            for end in link.between:
-                if end not in islands:
-                    raise FieldError(
-                        f"links.{n}.between", f"no island {end!r}{nearest(end, islands)}"
-                    )
-            if link.between[0] == link.between[1]:
-                raise FieldError(
-                    f"links.{n}.between", f"link {link.name!r} joins {link.between[0]!r} to itself"
-                )
-        if self.coordinator is not None and self.coordinator not in islands:
-            raise FieldError(
-                "coordinator",
-                f"no island {self.coordinator!r}{nearest(self.coordinator, islands)}",
-            )
-        try:
-            self.topology()
-        except InputError as error:  # what is left to go wrong: islands without a route
-            raise FieldError("links", str(error).removeprefix("links: ")) from None
-        return self
-
-
-def cluster_names() -> list[str]:
-    """The clusters that are shipped, by name."""
-    return sorted(path.stem for path in _shipped_folder().glob("*.yaml"))
-
-
-def _shipped_folder() -> Path:
-    """Inside an installed wheel beside this module, in a source checkout beside the package."""
-    inside = Path(__file__).parent / "cluster_configs"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "cluster_configs"
-
-
-def _read_cluster(name: str | Path, folder: Path) -> dict[str, Any]:
-    """The raw settings of a shipped cluster or of a file, relative to ``folder``."""
-    path = folder / Path(name).expanduser()
-    looks_like_a_file = path.suffix in (".yaml", ".yml") or Path(name).name != str(name)
-    if not looks_like_a_file:
-        if str(name) in cluster_names():
-            return read_yaml(_shipped_folder() / f"{name}.yaml")
-        if not path.is_file():
-            hint = nearest(str(name), cluster_names())
-            raise InputError(f"cluster: no shipped cluster and no file named {str(name)!r}{hint}")
-    read = read_yaml(path)
-    if "islands" not in read and read.keys() & {"cluster", "method", "model", "steps"}:
-        raise InputError(f"cluster: {path} is an experiment file; give it as the config")
-    return read
-
-
-def _distinct(field: str, names: Sequence[str]) -> None:
-    for n, name in enumerate(names):
-        if name in names[:n]:
-            raise FieldError(f"{field}.{n}.name", f"{name!r} is already taken; names are unique")
 
 
 # -------------------------------------------------------------------------------------- experiment
@@ -296,7 +145,10 @@ class Experiment(Part):
 
     ``cluster``, ``method``, ``model``, ``data`` and ``optimizer`` may be given by name alone.
     ``warm_start``: so many dense steps come first, outside of the emulation, or the path of a
-    ``model.safetensors`` to start from.
+    ``model.safetensors`` to start from. ``collective``: how a round's bytes travel; ``ring_order``
+    names the islands in the order of the ring, null takes the one that crosses links the least.
+    ``clock``: ``wall`` holds deliveries back until they are due, after ``time_scale`` (null: 1)
+    wall seconds per emulated second.
     """
 
     cluster: Cluster = Field(default_factory=lambda: Cluster.load("two_islands"))
@@ -308,13 +160,17 @@ class Experiment(Part):
     steps: Count = 1000
     seed: Index = 0
     warm_start: WarmStart = 0
+    collective: Literal["ring", "star", "hierarchical", "auto"] = "ring"
+    ring_order: tuple[str, ...] | None = None
+    clock: Literal["emulated", "wall"] = "emulated"
+    time_scale: Scale | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus_per_worker: NonNegative | None = None
 
     @field_validator("cluster", mode="before")
     @classmethod
     def _named_cluster(cls, value: object) -> object:
-        return _read_cluster(value, Path()) if isinstance(value, str | Path) else value
+        return read_cluster(value, Path()) if isinstance(value, str | Path) else value
 
     @field_validator("method", mode="before")
     @classmethod
@@ -325,6 +181,34 @@ class Experiment(Part):
     @classmethod
     def _named_part(cls, value: object) -> object:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _collective_fits(self) -> Experiment:
+        if self.method.collective == "star" and self.collective == "hierarchical":
+            raise FieldError(
+                "collective",
+                f"{self.collective!r} is not possible with method {self.method.name!r}, whose "
+                "workers talk to the coordinator only; choose from ring (the default), star, auto",
+            )
+        if self.ring_order is None:
+            return self
+        if "star" in (self.collective, self.method.collective):
+            raise FieldError("ring_order", "a star has no ring; remove it or choose another one")
+        islands = [island.name for island in self.cluster.islands]
+        try:
+            must_name_each_island_once(self.ring_order, islands)
+        except InputError as error:
+            raise FieldError("ring_order", str(error).removeprefix("ring_order: ")) from None
+        return self
+
+    @model_validator(mode="after")
+    def _scale_is_read(self) -> Experiment:
+        if self.time_scale is not None and self.clock != "wall":
+            raise FieldError(
+                "time_scale",
+                f"{self.time_scale} is read by nobody on the {self.clock} clock; choose clock wall",
+            )
+        return self
 
     @classmethod
     def load(cls, path: str | Path) -> Experiment:
@@ -359,7 +243,10 @@ class Experiment(Part):
         start = self.warm_start
         if isinstance(start, str):  # the written experiment may be run from another folder
             start = str(Path(start).expanduser().absolute())
-        return self.model_copy(update={"data": data, "optimizer": optimizer, "warm_start": start})
+        changed: dict[str, Any] = {"data": data, "optimizer": optimizer, "warm_start": start}
+        if self.clock == "wall":
+            changed["time_scale"] = _or(self.time_scale, 1.0)
+        return self.model_copy(update=changed)
 
 
 def parse_method(value: object) -> Method:
@@ -377,10 +264,6 @@ def parse_method(value: object) -> Method:
         return found.model_validate({**settings, "name": name})
     except ValidationError as error:
         raise explain(error, found) from None
-
-
-def _given(values: Mapping[str, Any], *keys: str) -> bool:
-    return any(values.get(key) is not None for key in keys)
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -426,7 +309,9 @@ def build_experiment(
         raise InputError("config: this is a cluster file; give it as the cluster")
     values |= {k: v for k, v in found.items() if v is not None or k not in values}
     if isinstance(values["cluster"], str):
-        values["cluster"] = _read_cluster(values["cluster"], folder)
+        values["cluster"] = read_cluster(values["cluster"], folder)
+    else:
+        values["cluster"] = with_trace_files(values["cluster"], folder)
     for key in _BY_NAME:
         values[key] = _as_mapping(values.get(key))
     for key, value in (options or {}).items():
@@ -445,7 +330,7 @@ def _choose(values: dict[str, Any], key: str, value: object) -> None:
     """Set a part by its name, keeping settings that still mean the same."""
     current = values.get(key)
     if key == "cluster" and isinstance(value, str | Path):
-        values[key] = _read_cluster(value, Path())
+        values[key] = read_cluster(value, Path())
     elif key not in _BY_NAME or not isinstance(value, str):
         values[key] = value
     elif key in ("method", "model") and isinstance(current, dict) and current.get("name") != value:

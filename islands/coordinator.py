@@ -18,13 +18,14 @@ from torch import Tensor
 from islands.compression import Statistics, decode
 from islands.compression.formats import Buffer
 from islands.data import validation_windows
-from islands.engine import Engine, Interrupted, Network, Workers
+from islands.engine import Engine, Interrupted
 from islands.errors import RunError
 from islands.flat import BufferSet, FlatModel, load_state, parameters_sha256
 from islands.job import Job
 from islands.methods import Shared
 from islands.models import build_model, window_loss
 from islands.plugins import one_line
+from islands.protocols import Network, Workers
 from islands.replica import learning_rate
 from islands.results.display import Progress
 from islands.results.folder import EXPERIMENT, MODEL, SUMMARY, write_json, write_text
@@ -129,6 +130,7 @@ class Coordinator:
             evaluate=self.evaluator.evaluate,
             merge_buffers=self.evaluator.buffers.merge,
             stop=stop,
+            wall=job.on_wall_clock,
         )
         try:
             experiment.method.begin_shared(shared)
@@ -150,7 +152,7 @@ class Coordinator:
         try:
             engine.settle()
         except Exception as error:  # the network is gone: the tables end where its times end
-            now_s = max(clock_s for _, _, clock_s in self.recorder.clocks)
+            now_s = max(clock.clock_s for clock in self.recorder.clocks)
             self.recorder.event(now_s, "untimed", "network", one_line(error))
         self._finish(status)
 
@@ -179,7 +181,7 @@ class Coordinator:
             rounds=recorder.rounds,
             train_loss=recorder.last_loss,
             val_loss=recorder.evals[-1][2] if recorder.evals else None,
-            emulated_s=max(clock[2] for clock in recorder.clocks),
+            emulated_s=max(clock.clock_s for clock in recorder.clocks),
             wire_bytes=recorder.wire_bytes,
             wan_bytes=recorder.wan_bytes,
             wall_s=time.monotonic() - self._started,

@@ -13,6 +13,9 @@ Two regimes, one loop:
 * *timed* (the method closes rounds by the clock): each decision is taken at an emulated moment, in
   the order (time, kind, id). The network never simulates past the earliest moment at which some
   worker could still send.
+
+On the wall clock both are the same but for one rule: a worker gets a round's result when the
+network delivers it, and the network delivers nothing before its moment has come.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import isnan
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import inf, isnan
+from typing import TYPE_CHECKING, NamedTuple
 
 from islands.compression import Update
 from islands.errors import RunError
 from islands.methods.base import Arrival, Method, Shared
-from islands.plan import Answer, Apply, PlanOp, SendOut, Snapshot, Steps
+from islands.plan import Apply, PlanOp, SendOut, Snapshot, Steps
+from islands.protocols import Likeness, Network, Part, Recorder, Workers
 from islands.schedule import Action, Due, program
 from islands.trace import Compute, End, Mark, Op, Receive, RoundKey, Send
 
@@ -37,75 +41,6 @@ if TYPE_CHECKING:
     from islands.compression.formats import Buffer
     from islands.network import Arrival as NetworkArrival
     from islands.network import Timings
-
-
-class Workers(Protocol):
-    """Where plans are carried out. Answers may come in any order."""
-
-    def share(self, update: Update) -> Update:
-        """Make one update cheap to hand to many workers; what is returned goes into ``start``."""
-        ...
-
-    def start(self, worker: int, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> None:
-        """Begin a plan; each worker has at most one under way."""
-        ...
-
-    def answers(self, everyone: bool) -> Iterable[tuple[int, Answer]]:
-        """Wait for plans to end: for all of them under way, or for at least one."""
-        ...
-
-
-class Network(Protocol):
-    """What gives the operations their times (:class:`islands.network.Timeline`, or an actor of
-    it)."""
-
-    def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
-        """Operations in each worker's order; returns at once."""
-        ...
-
-    def results(self, wait: bool) -> Iterable[Timings]:
-        """Times that are known by now; with ``wait``, of everything handed in so far."""
-        ...
-
-    def decide(self) -> tuple[Timings, NetworkArrival | None]:
-        """Timed runs: simulate up to the next arrival, or to where more operations are needed
-        (None)."""
-        ...
-
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        """Timed runs: send the coordinator's answer, at the moment of the last arrival."""
-        ...
-
-
-class Part(NamedTuple):
-    """One worker's part in a closed round: what it sent as (fragment, version), and its fate."""
-
-    worker: int
-    fragment: int
-    version: int
-    status: str  # ok | rejected
-
-
-class Likeness(NamedTuple):
-    """How alike the contributions of two workers to a round were; None beside a zero vector."""
-
-    fragment: int
-    version: int
-    step: int
-    worker: int
-    other: int
-    cosine: float | None
-
-
-class Recorder(Protocol):
-    """What keeps the results."""
-
-    def losses(self, worker: int, losses: Sequence[float]) -> None: ...
-    def closed(self, parts: Sequence[Part]) -> None: ...
-    def compared(self, pairs: Sequence[Likeness]) -> None: ...
-    def evaluated(self, step: int, loss: float) -> None: ...
-    def traced(self, ops: Sequence[tuple[int, Op]]) -> None: ...
-    def timed(self, timings: Timings) -> None: ...
 
 
 class Interrupted(Exception):
@@ -120,6 +55,10 @@ BATCH_OPS, BATCH_S = 1500, 0.5
 PLAN_S = 0.5
 #: Steps of the very first plan, before the pace of this host is known.
 FIRST_STEPS = 8
+#: On the wall clock: how long the network may wait at a time, so that an interrupt is answered.
+HOLD_S = 0.5
+#: Said of a run in which nothing can happen any more.
+STUCK = "workers wait for a round that no arrival can close any more"
 
 
 class Outcome(NamedTuple):
@@ -141,14 +80,31 @@ class Cursor:
         self.busy = False
         self.begun = 0.0  # host time at which the plan under way was handed out
         self.waits = False  # for a receive that the network knows of
+        self.told = 0  # actions from the next one on that the network knows of already
         self.ended = False
 
     def advance(self) -> None:
         self.next = next(self._actions, End())
 
-    def put_back(self, rest: Action) -> None:
+    def put_back(self, *rest: Action) -> None:
         """What comes after the current action, before anything else."""
-        self._actions = chain([rest], self._actions)
+        self._actions = chain(rest, self._actions)
+
+    def to_next_step(self) -> list[Action]:
+        """What comes after the current action, up to and with one step, or before a send."""
+        coming: list[Action] = []
+        while True:
+            action = next(self._actions, End())
+            if isinstance(action, Compute) and action.count > 1:
+                self.put_back(Compute(action.first + 1, action.count - 1))
+                action = Compute(action.first, 1)
+            if isinstance(action, Due):
+                self.put_back(*coming, action)
+                return coming
+            coming.append(action)
+            if isinstance(action, Compute | End):
+                self.put_back(*coming)
+                return coming
 
 
 class Engine:
@@ -168,10 +124,12 @@ class Engine:
         evaluate: Callable[[Sequence[Buffer], Statistics | None], float],
         merge_buffers: Callable[[Sequence[Statistics]], Statistics],
         stop: Callable[[], bool] = lambda: False,
+        wall: bool = False,
     ) -> None:
         """``island_of`` names each worker's island. ``evaluate(parameters, buffers)`` gives the
         validation loss of the mean of some replicas' parameters; none of them, or None, stands for
-        the coordinator's own. ``stop()`` is asked once per turn."""
+        the coordinator's own. ``stop()`` is asked once per turn. ``wall``: the network is on the
+        wall clock, and nobody gets a result before it is delivered."""
         self.method = method
         self.shared = shared
         self._streams = method.streams(shared.layout)
@@ -182,6 +140,11 @@ class Engine:
         self._evaluate = evaluate
         self._merge_buffers = merge_buffers
         self._stop = stop
+        self._wall = wall
+        # Wall clock: whose results were delivered, as (worker, fragment, version).
+        self._delivered: set[tuple[int, int, int]] = set()
+        self._stalled: str | None = None  # why the emulated network can never go on
+        self._settled = False
 
         def actions() -> Iterable[Action]:
             return program(self._streams, steps, eval_every)
@@ -210,13 +173,15 @@ class Engine:
 
     # --- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
-        """Train to the end. Raises RunError if a worker fails, Interrupted if asked to stop."""
+        """Train to the end. Raises RunError if a worker fails or the emulated network stalls for
+        ever, Interrupted if asked to stop."""
         self._go_on()
-        while self._agenda or any(c.busy or not c.ended for c in self._cursors):
-            if self._stop():
-                raise Interrupted
+        while self._agenda or self._busy or any(not c.ended for c in self._cursors):
+            self._must_go_on()
             if self.method.timed:
                 self._decide()
+            elif self._wall:
+                self._keep_pace()
             else:
                 self._take_answers(self._in_step)
                 self._close_in_order()
@@ -224,13 +189,26 @@ class Engine:
             late = time.monotonic() - self._handed_over > BATCH_S
             if late or len(self._ops) >= BATCH_OPS:
                 self._hand_over()
+        while self._wall and self._let_out(HOLD_S)[2] < inf:  # the last moment is yet to come
+            self._must_go_on()
         self.settle()
+        self._must_go_on(stop=False)
+
+    def _must_go_on(self, stop: bool = True) -> None:
+        if self._stalled is not None:
+            raise RunError(self._stalled)
+        if stop and self._stop():
+            raise Interrupted
 
     def settle(self) -> None:
-        """Bring in the times of everything that was handed out."""
+        """Bring in the times of everything that was handed out, and the final totals; once."""
+        if self._settled:
+            return
+        self._settled = True
         self._hand_over()
         for timings in self._network.results(wait=True):
-            self._recorder.timed(timings)
+            self._take_times(timings)
+        self._take_times(self._network.end())
 
     def _hand_over(self) -> None:
         self._handed_over = time.monotonic()
@@ -238,11 +216,40 @@ class Engine:
             ops, self._ops = self._ops, []
             self._recorder.traced(ops)
             self._network.extend(ops)
-        if not self.method.timed:
+        if not (self.method.timed or self._wall):
             for timings in self._network.results(wait=False):
-                self._recorder.timed(timings)
+                self._take_times(timings)
+
+    def _take_times(self, timings: Timings) -> None:
+        self._recorder.timed(timings)
+        self._stalled = timings.stalled
+        if self._wall:
+            self._delivered.update((s.worker, s.fragment, s.version) for s in timings.syncs)
+
+    def _let_out(self, hold_s: float) -> tuple[Timings, NetworkArrival | None, float]:
+        """What the network lets out by now, with everything handed over that it could need."""
+        self._hand_over()
+        found = self._network.decide(hold_s)
+        self._take_times(found[0])
+        return found
+
+    def _keep_pace(self) -> None:
+        """Wall clock, where rounds wait for everyone: wait for a worker's answer or a delivery,
+        whichever is first."""
+        busy = self._busy
+        timings, _, due_s = self._let_out(0.0 if busy else HOLD_S)
+        if busy:
+            self._take_answers(False, due_s)
+        elif due_s == inf and not timings.syncs and not self._stalled:
+            raise RunError(STUCK)
+        self._close_in_order()
 
     # --- workers --------------------------------------------------------------------------------
+    @property
+    def _busy(self) -> bool:
+        """Whether any worker has a plan under way."""
+        return any(cursor.busy for cursor in self._cursors)
+
     def _go_on(self) -> None:
         for worker, cursor in enumerate(self._cursors):
             if not cursor.busy and not cursor.ended:
@@ -272,8 +279,9 @@ class Engine:
                     sending = True
                 case Receive(fragment, version):
                     if not cursor.waits:  # said at once: who waits cannot send, so time may pass
-                        self._ops.append((worker, action))
+                        self._tell(worker, action)
                         cursor.waits = True
+                        self._tell_ahead(worker)
                     outcome = self._outcome((fragment, version), worker)
                     if outcome is None:
                         break
@@ -289,23 +297,48 @@ class Engine:
                 case End():
                     cursor.ended = True
             if not isinstance(action, Due | Receive):  # a send: when its payload's size is known
-                self._ops.append((worker, action))
+                self._tell(worker, action)
             cursor.advance()
         if plan:
             cursor.busy = True
             cursor.begun = time.monotonic()
             self._workers.start(worker, plan, updates)
 
+    def _tell(self, worker: int, action: Action) -> None:
+        """Let the network know, unless it does."""
+        cursor = self._cursors[worker]
+        if cursor.told:
+            cursor.told -= 1
+        else:
+            assert not isinstance(action, Due)
+            self._ops.append((worker, action))
+
+    def _tell_ahead(self, worker: int) -> None:
+        """Wall clock: who will have its result now cannot send before its next step, whatever the
+        result. So what others are to get at the same moment is known at that moment, and not only
+        when this one has begun to go on."""
+        cursor = self._cursors[worker]
+        if self._wall and not cursor.told:
+            coming = cursor.to_next_step()
+            for action in coming:
+                self._tell(worker, action)
+            cursor.told = len(coming)
+
     def _outcome(self, key: RoundKey, worker: int) -> Outcome | None:
-        """What a round made of this worker's part, once; None while the round is open."""
+        """What a round made of this worker's part, once; None while the round is open, or on the
+        wall clock its result on the way."""
+        if self._wall and (worker, *key) not in self._delivered:
+            return None
         waiting = self._outcomes.get(key, {})
         outcome = waiting.pop(worker, None)
-        if outcome is not None and not waiting:
-            del self._outcomes[key]
+        if outcome is not None:
+            self._delivered.discard((worker, *key))
+            if not waiting:
+                del self._outcomes[key]
         return outcome
 
-    def _take_answers(self, everyone: bool) -> None:
-        for worker, answer in self._workers.answers(everyone):
+    def _take_answers(self, everyone: bool, within_s: float = inf) -> None:
+        for worker, answer in self._workers.answers(everyone, within_s):
             cursor = self._cursors[worker]
             cursor.busy = False
             if answer.losses:
@@ -347,24 +380,26 @@ class Engine:
 
     def _decide(self) -> None:
         """Timed: take the next decision on the emulated clock, or let the host catch up."""
-        self._hand_over()
-        timings, event = self._network.decide()
-        self._recorder.timed(timings)
+        timings, event, due_s = self._let_out(0.0 if self._busy else HOLD_S)
+        if self._wall:  # who has its result now may have to hand over its parameters below
+            self._go_on()
         # Workers run ahead of the clock, so a mark may be known long before its moment has come.
         self._passed.extend(timings.marks)
-        if event is None and any(c.busy for c in self._cursors):
-            self._take_answers(False)
+        if event is None and self._busy:
+            self._take_answers(False, due_s)
             return
+        if event is None and (due_s < inf or timings.syncs or self._stalled):
+            return  # somebody can go on, now or when the wall clock is there
         while self._passed and (event is None or self._passed[0][1] < event.time_s):
             step, _ = self._passed.popleft()
             self._agenda.popleft()
             while not self._try_evaluate(step):  # the clock may be ahead of the host's answers
-                if not any(c.busy for c in self._cursors):
+                if not self._busy:
                     raise RunError(f"no snapshot for the evaluation at step {step}")
                 self._take_answers(False)
         if event is None:
             if not all(c.ended for c in self._cursors):
-                raise RunError("workers wait for a round that no arrival can close any more")
+                raise RunError(STUCK)
             return
         key = (event.fragment, event.version)
         arrival = replace(self._arrived[key].pop(event.worker), time_s=event.time_s)

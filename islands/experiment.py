@@ -25,14 +25,15 @@ from islands.config import Experiment
 from islands.coordinator import Coordinator
 from islands.engine import Interrupted
 from islands.errors import InputError, RunError
+from islands.fields import MEASURED
 from islands.job import Job, pick_device, prepare
-from islands.local import LocalNetwork, LocalWorkers
-from islands.network import Timeline
+from islands.local import LocalWorkers
 from islands.plugins import one_line
 from islands.replica import Replica
 from islands.results.display import LiveDisplay, Progress
 from islands.results.folder import new_folder, refuse_used
 from islands.results.result import Result
+from islands.units import format_time
 
 #: Seconds between two looks at the coordinator's progress.
 LOOK_S = 0.25
@@ -94,10 +95,12 @@ def run(
         if in_process:
             device = pick_device(experiment, float(torch.cuda.device_count()))
             job = prepare(experiment, per_transfer=transfers == "each", device=device)
+            _say_what_was_decided(experiment, job, say)
             with LiveDisplay(quiet) as display:
                 summary = run_in_process(job, begin(), display.update)
         else:
             prepared = prepare(experiment, per_transfer=transfers == "each")
+            _say_what_was_decided(experiment, prepared, say)
             with session(address, say):
                 job = prepared.on(pick_device(experiment, gpus()))
                 summary = _run_on_ray(job, begin, quiet, say)
@@ -110,6 +113,21 @@ def run(
         raise
     assert folder is not None
     return Result(folder, summary)
+
+
+def _say_what_was_decided(wanted: Experiment, job: Job, say: Callable[[str], None]) -> None:
+    """What the written experiment has in place of what was asked for, and why."""
+    measured = {
+        format_time(float(after.step_time))
+        for before, after in zip(
+            wanted.cluster.islands, job.experiment.cluster.islands, strict=True
+        )
+        if before.step_time == MEASURED and after.step_time is not None
+    }
+    for text in measured:
+        say(f"step_time: measured {text} for a local step on this host")
+    if job.chosen_collective:
+        say(job.chosen_collective)
 
 
 @contextmanager
@@ -282,15 +300,7 @@ def run_in_process(
     try:
         with torch.random.fork_rng():
             replicas = [_replica(job, worker) for worker in range(job.workers)]
-            timeline = Timeline(
-                job.topology,
-                job.compute,
-                job.experiment.method.collective,
-                timed=job.experiment.method.timed,
-                per_transfer=job.per_transfer,
-            )
-            for worker in range(job.workers):
-                timeline.control(worker, job.initial_bytes)
+            network = job.emulation().network()
             coordinator = Coordinator(job, folder)
             workers = LocalWorkers(replicas, shuffle)
             with stop_signal() as stopped:
@@ -300,7 +310,7 @@ def run_in_process(
                     return stopped() is not None
 
                 try:
-                    return coordinator.run(workers, LocalNetwork(timeline), look)
+                    return coordinator.run(workers, network, look)
                 except Interrupted:
                     _leave(stopped())
     finally:

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from islands.errors import InputError
 from islands.results.result import Result
+from islands.results.retime_tables import differing, labels, network_text
+from islands.units import format_bandwidth
 
 if TYPE_CHECKING:
     from islands.comparison import Comparison
+    from islands.retime import Retiming
     from islands.scale import Scaling
 
 _Array = NDArray[np.float64]
@@ -127,6 +130,8 @@ def _save(figure: Any, axis: Any, path: Path) -> None:
     """Write the picture with one legend, that of ``axis``, below it."""
     handles, labels = axis.get_legend_handles_labels()
     columns = len(labels) if len(labels) <= 5 else 4
+    room = figure.get_figwidth() / (0.09 * max(map(len, labels)) + 0.6)  # inches, at 10 points
+    columns = max(1, min(columns, int(room)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     try:
         figure.savefig(path, dpi=150)
@@ -162,3 +167,37 @@ def draw_scaling(found: Scaling, path: Path) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     _save(figure, axes[0], path)
+
+
+def draw_retiming(found: Retiming, path: Path) -> None:
+    """Compute utilisation against the bandwidth of the links between islands, a line per run and
+    network. Raises InputError if no bandwidth was swept."""
+    swept = [row for row in found.rows if row["bytes_per_s"] and np.isfinite(row["bytes_per_s"])]
+    if not swept:
+        raise InputError(
+            "figure: it shows utilisation against bandwidth; give --bandwidth, "
+            "for example 1Mbit/s,10Mbit/s,…,100Gbit/s"
+        )
+    figure = _figure_class()(figsize=(8, 4.6), layout="constrained")
+    axis = figure.subplots()
+    short = labels(swept)
+    keys = [key for key in differing(swept) if key != "bandwidth"]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in swept:
+        name, method = short[row["folder"]], row["method"]
+        run = name if method in name else f"{name} ({method})"
+        label = ", ".join(filter(None, (run, network_text(row, keys))))
+        share = row["compute_utilization"] or 0.0  # a run that stalls gets nowhere
+        lines.setdefault(label, []).append((8 * row["bytes_per_s"], 100 * share))
+    for n, (label, points) in enumerate(lines.items()):
+        colour, dash = COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)]
+        rates, shares = zip(*sorted(points), strict=True)
+        axis.plot(rates, shares, color=colour, label=label, linestyle=dash, marker=".")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda bits, _: format_bandwidth(bits / 8))
+    axis.set_ylim(0, 102)
+    axis.set_xlabel("bandwidth of every link between islands")
+    axis.set_ylabel("time spent computing (%)")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, axis, path)

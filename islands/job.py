@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import nan
 
 import torch
 
 from islands.clock import ComputeModel, FixedSteps, flop_seconds
 from islands.compression.formats import Buffer
-from islands.config import Experiment
+from islands.config import Cluster, Experiment
 from islands.data import Corpus, Shard, load_corpus, split
 from islands.errors import InputError
+from islands.fields import MEASURED
 from islands.flat import pack_state
 from islands.layout import Layout
 from islands.methods import Method
 from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
+from islands.network.choose import schemes_seconds
+from islands.network.emulation import Emulation
 from islands.plugins import one_line
+from islands.probe import Payloads, step_seconds
 from islands.replica import ReplicaSpec
 from islands.rng import seed_for
-from islands.units import format_bytes
+from islands.units import format_bytes, format_seconds
 from islands.warm_start import distinct, load_model, warm_up
 
 
@@ -35,7 +40,8 @@ class Job:
 
     ``initial`` is the model that every worker starts from, ``parameters`` the number of all its
     parameters, ``layout`` the trainable ones arranged by the method's fragments, ``shards`` what
-    each worker draws from.
+    each worker draws from. ``chosen_collective`` says which collective was chosen and why, if
+    ``collective`` was auto.
     """
 
     experiment: Experiment
@@ -50,6 +56,7 @@ class Job:
     device: str
     per_transfer: bool
     shards: tuple[Shard, ...]
+    chosen_collective: str = ""
 
     @property
     def workers(self) -> int:
@@ -80,6 +87,27 @@ class Job:
             self.shards[worker],
         )
 
+    @property
+    def on_wall_clock(self) -> bool:
+        """Whether the network delivers at the pace of the real world."""
+        return self.experiment.clock == "wall"
+
+    def emulation(self) -> Emulation:
+        """What the run's network is made from."""
+        experiment = self.experiment
+        return Emulation(
+            self.topology,
+            self.compute,
+            experiment.method.collective,
+            scheme=experiment.collective,
+            ring_order=experiment.ring_order,
+            seed=experiment.seed,
+            timed=experiment.method.timed,
+            per_transfer=self.per_transfer,
+            initial_bytes=self.initial_bytes,
+            time_scale=experiment.time_scale if self.on_wall_clock else None,
+        )
+
     def on(self, device: str) -> Job:
         """The same job with its workers on another device."""
         return replace(self, device=device)
@@ -101,6 +129,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     if type(experiment.method).close is not Method.close and not experiment.method.timed:
         name = experiment.method.name
         raise InputError(f"method: {name} closes rounds its own way, so it must set timed = True")
+    _must_last(experiment)
     corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window, data.column)
     topology = experiment.cluster.topology()
     shards = split(
@@ -137,7 +166,81 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     arranged = arrange(layout, experiment.method)
     if isinstance(experiment.warm_start, int) and experiment.warm_start:
         job = replace(job, initial=warm_up(job, experiment.warm_start))
-    return replace(job, layout=arranged)
+    return _choose_collective(_measure(replace(job, layout=arranged)))
+
+
+def _measure(job: Job) -> Job:
+    """Time a step on this host, if an island's speed is to be measured, and keep to that."""
+    cluster = job.experiment.cluster
+    if not any(island.step_time == MEASURED for island in cluster.islands):
+        return job
+    device = pick_device(job.experiment, float(torch.cuda.device_count()))
+    cluster = cluster.measured(step_seconds(job, device))
+    experiment = job.experiment.model_copy(update={"cluster": cluster})
+    return replace(job, experiment=experiment, compute=compute_model(experiment, job.parameters))
+
+
+def _choose_collective(job: Job) -> Job:
+    """Resolve ``collective: auto`` to what is quickest for the method's payloads."""
+    if job.experiment.collective != "auto":
+        return job
+    needs_star = job.experiment.method.collective == "star"
+    payloads = None if needs_star else Payloads.of(job)
+    experiment, why = with_collective(job.experiment, job.layout, payloads)
+    return replace(job, experiment=experiment, chosen_collective=why)
+
+
+def with_collective(
+    experiment: Experiment, layout: Layout, payloads: Payloads | None
+) -> tuple[Experiment, str]:
+    """``experiment``, whose collective is auto, with the quickest one, and why in a line.
+
+    Quickest on an otherwise idle network, as the mean over the method's synchronisations if its
+    fragments differ. A method that needs a star gets one, for which nothing (None) is compared.
+    """
+    if payloads is None:
+        return experiment.model_copy(update={"collective": "star"}), ""
+    method, topology = experiment.method, experiment.cluster.topology()
+    shares = [1 / stream.period for stream in method.streams(layout)]
+    seconds: dict[str, float] = {}
+    for share, size, itemsize in zip(shares, payloads.sizes, payloads.itemsizes, strict=True):
+        found = schemes_seconds(
+            topology, method.collective, [size] * topology.workers, itemsize, experiment.ring_order
+        )
+        for name, seconds_ in found.items():
+            seconds[name] = seconds.get(name, 0.0) + seconds_ * share / sum(shares)
+    first, *others = sorted(seconds, key=lambda name: seconds[name])
+    than = ", ".join(f"{name} {format_seconds(seconds[name])}" for name in others)
+    took = f"{format_seconds(seconds[first])} a synchronisation"
+    order = None if first == "star" else experiment.ring_order
+    chosen = experiment.model_copy(update={"collective": first, "ring_order": order})
+    return chosen, f"collective: auto chose {first}: {took}; {than}"
+
+
+def undecided(experiment: Experiment) -> bool:
+    """Whether something of it is only decided when the run begins: see :func:`as_begun`."""
+    measured = any(island.step_time == MEASURED for island in experiment.cluster.islands)
+    return measured or experiment.collective == "auto"
+
+
+def as_begun(planned: Experiment, begun: Experiment) -> Experiment:
+    """``planned`` with what is only decided when a run begins as it was for ``begun``: the step
+    times that are measured and the collective that is chosen."""
+    cluster = with_step_times(planned.cluster, begun.cluster)
+    changed: dict[str, object] = {"cluster": cluster}
+    if planned.collective == "auto":
+        changed |= {"collective": begun.collective, "ring_order": begun.ring_order}
+    return planned.model_copy(update=changed)
+
+
+def with_step_times(cluster: Cluster, measured: Cluster) -> Cluster:
+    """``cluster`` with those step times of ``measured``, island by island, that are to be
+    measured."""
+    islands = tuple(
+        one.model_copy(update={"step_time": other.step_time}) if one.step_time == MEASURED else one
+        for one, other in zip(cluster.islands, measured.islands, strict=True)
+    )
+    return cluster.model_copy(update={"islands": islands})
 
 
 def arrange(layout: Layout, method: Method) -> Layout:
@@ -151,6 +254,19 @@ def arrange(layout: Layout, method: Method) -> Layout:
         ) from error
 
 
+def _must_last(experiment: Experiment) -> None:
+    """Refuse a trace that ends before computing alone does; waiting may still reach its end."""
+    times = [island.step_time for island in experiment.cluster.islands]
+    fixed = [step_s for step_s in times if isinstance(step_s, float)]
+    least_s = experiment.steps * min(fixed) if len(fixed) == len(times) else 0.0
+    for field, ends_s in experiment.cluster.trace_ends():
+        if ends_s < least_s:
+            raise InputError(
+                f"{field}: the trace ends at {format_seconds(ends_s)}, but {experiment.steps} "
+                f"steps take at least {format_seconds(least_s)}; set repeat: true"
+            )
+
+
 #: Bytes of host memory that one setting may ask for.
 MOST_BYTES = 8e9
 
@@ -161,7 +277,8 @@ def _must_fit(field: str, value: int, need_bytes: int) -> None:
 
 
 def compute_model(experiment: Experiment, parameters: int) -> ComputeModel:
-    """Seconds per local step of every worker: the island's own time, or that of its arithmetic."""
+    """Seconds per local step of every worker: the island's own time, or that of its arithmetic;
+    NaN where it is still to be measured."""
     data = experiment.data
     assert data.window is not None
     tokens = data.batch * data.window * experiment.optimizer.accumulate
@@ -171,7 +288,7 @@ def compute_model(experiment: Experiment, parameters: int) -> ComputeModel:
             step_s = flop_seconds(parameters, tokens, island.flops_per_second)
         else:
             assert island.step_time is not None
-            step_s = island.step_time
+            step_s = nan if island.step_time == MEASURED else float(island.step_time)
         seconds += [step_s] * island.workers
     return FixedSteps(tuple(seconds))
 

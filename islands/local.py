@@ -1,4 +1,4 @@
-"""Workers and network inside one process: the same loop and the same results, without Ray.
+"""Workers inside one process: the same loop and the same results, without Ray.
 
 For tests, which then take milliseconds, and for a breakpoint inside a method.
 """
@@ -6,13 +6,12 @@ For tests, which then take milliseconds, and for a breakpoint inside a method.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from random import Random
 
 from islands.compression import Update
-from islands.network import Arrival, Timeline, Timings
 from islands.plan import Answer, PlanOp
 from islands.replica import Replica
-from islands.trace import Op
 
 
 class LocalWorkers:
@@ -32,31 +31,10 @@ class LocalWorkers:
     def start(self, worker: int, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> None:
         self._waiting[worker] = (plan, updates)
 
-    def answers(self, everyone: bool) -> Iterable[tuple[int, Answer]]:
+    def answers(self, everyone: bool, within_s: float = inf) -> Iterable[tuple[int, Answer]]:
         order = sorted(self._waiting)
         if self._shuffle is not None:
             self._shuffle.shuffle(order)
         for worker in order if everyone else order[:1]:
             plan, updates = self._waiting.pop(worker)
             yield worker, self._replicas[worker].run(plan, updates)
-
-
-class LocalNetwork:
-    """A timeline called directly."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-
-    def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
-        self._timeline.extend(ops)
-
-    def results(self, wait: bool) -> Iterable[Timings]:
-        self._timeline.advance()
-        return [self._timeline.take()]
-
-    def decide(self) -> tuple[Timings, Arrival | None]:
-        arrival = self._timeline.advance()
-        return self._timeline.take(), arrival
-
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        self._timeline.reply(worker, fragment, version, nbytes, itemsize)

@@ -23,21 +23,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from islands.compression import itemsize
 from islands.config import Cluster, Experiment, load_experiment
-from islands.errors import InputError, TooManyWorkers
+from islands.errors import InputError, RunError, TooManyWorkers
 from islands.experiment import Runner
-from islands.job import Job, compute_model, prepare
+from islands.job import Job, compute_model, prepare, with_step_times
 from islands.network import Timeline
-from islands.replica import Replica
+from islands.probe import Payloads
 from islands.results.folder import new_folder, plain
 from islands.results.recorder import LAN_PREFIX
 from islands.results.result import Result
 from islands.schedule import Due, program
 from islands.study import Contender, refuse_settings_of_a_method
-from islands.trace import Bytes, Op, Send
+from islands.trace import Op, Send
 from islands.units import format_seconds
 
 WORKERS = (2, 4, 8, 16, 32)
@@ -114,6 +113,11 @@ def scale(
 
     Raises InputError or, if training failed, RunError.
     """
+    if experiment.collective != "ring":
+        raise InputError(
+            f"collective: {experiment.collective!r}: here the growth of rings is shown; leave it "
+            "out (islands links compares the collectives)"
+        )
 
     def say(text: str) -> None:
         if not quiet:
@@ -130,7 +134,8 @@ def scale(
         by_method: dict[str, list[dict[str, Any]]] = {one.label: [] for one in methods}
         for count in counts:  # outermost, since actors are kept while their number stays
             for contender, probe in zip(methods, probes, strict=True):
-                wanted = _on(experiment, contender, clusters[count])
+                cluster = with_step_times(clusters[count], probe.job.experiment.cluster)
+                wanted = _on(experiment, contender, cluster)
                 found = None
                 if not bytes_only and _fits(probe, count, in_process):
                     place = folder / plain(contender.label) / f"workers-{count}"
@@ -218,33 +223,13 @@ class Probe:
     """What one worker of a method sends: per fragment its payload, and how often it goes."""
 
     job: Job
-    sizes: tuple[Bytes, ...]
-    itemsizes: tuple[int, ...]
+    payloads: Payloads
 
     @classmethod
     def of(cls, experiment: Experiment) -> Probe:
-        """Train worker 0 alone until each fragment is due for the first time, and encode it.
-
-        It starts at a step from which payloads have their final size. What the others sent would
-        only change the payload's values. Raises InputError.
-        """
+        """One real payload of each fragment. Raises InputError."""
         job = prepare(experiment)
-        streams = experiment.method.streams(job.layout)
-        sizes, itemsizes = [Bytes()] * len(streams), [1] * len(streams)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a run
-        try:
-            with torch.random.fork_rng():
-                replica = Replica(job.replica(0), job.corpus.train)
-                settled = replica.state.step = experiment.method.settled_after
-                for fragment in sorted(range(len(streams)), key=lambda f: streams[f].first):
-                    while replica.state.step < settled + streams[fragment].first:
-                        replica.local_step()
-                    payload = replica.send(fragment)
-                    sizes[fragment], itemsizes[fragment] = payload.size, payload.itemsize
-        finally:
-            torch.set_num_threads(threads)
-        return cls(job, tuple(sizes), tuple(itemsizes))
+        return cls(job, Payloads.of(job))
 
     @property
     def operation(self) -> str:
@@ -254,7 +239,7 @@ class Probe:
     @property
     def payload_bytes(self) -> Fraction:
         """Payload bytes per local step, over many periods."""
-        return self._per_step([size.total for size in self.sizes])
+        return self._per_step([size.total for size in self.payloads.sizes])
 
     @property
     def dense_bytes(self) -> Fraction:
@@ -368,20 +353,25 @@ def _carried(wanted: Experiment, probe: Probe) -> _Found:
     periods = [stream.period for stream in streams]
     topology = wanted.cluster.topology()
     compute = compute_model(wanted.resolved(), probe.job.parameters)
-    timeline = Timeline(topology, compute, probe.operation)
+    timeline = Timeline(
+        topology, compute, probe.operation, ring_order=wanted.ring_order, seed=wanted.seed
+    )
     rounds = max(2, min(MOST_ROUNDS, ROUNDS_OF_ONE // topology.workers))
     steps = max(stream.first + (rounds - 1) * stream.period for stream in streams)
     ops: list[Op] = []
     for action in program(streams, steps, 0):
         if isinstance(action, Due):
-            size, whole = probe.sizes[action.fragment], probe.itemsizes[action.fragment]
-            ops.append(Send(action.fragment, action.version, action.step, size, whole))
+            fragment, payloads = action.fragment, probe.payloads
+            size, whole = payloads.sizes[fragment], payloads.itemsizes[fragment]
+            ops.append(Send(fragment, action.version, action.step, size, whole))
         else:
             ops.append(action)
     for worker in range(topology.workers):
         timeline.extend((worker, op) for op in ops)
     timeline.advance()
     timings = timeline.take()
+    if timings.stalled is not None:
+        raise RunError(timings.stalled)
     wire = wan = lan = Fraction(0)
     for sync in timings.syncs:
         if sync.version == 1:

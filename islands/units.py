@@ -16,12 +16,13 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from typing import NamedTuple
 
 from islands.errors import InputError, nearest
 
-_NUMBER_AND_UNIT = re.compile(
-    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*)", re.DOTALL
-)
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NUMBER_AND_UNIT = re.compile(rf"({_NUMBER})\s*(.*)", re.DOTALL)
+_PRICE = re.compile(rf"({_NUMBER})\s*([A-Z]{{3}})\s*/\s*(\S+)")
 _LONGEST = 64  # characters; no quantity needs more, and exact arithmetic on longer ones is slow
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -44,6 +45,13 @@ _TIMES: dict[str, Fraction] = {
     "h": Fraction(3600),
 }
 _FLOPS = {f"{prefix}FLOP/s": Fraction(factor) for prefix, factor in _DECIMAL.items()}
+
+
+class Price(NamedTuple):
+    """What a byte costs that leaves over a link: an amount of a currency (``USD``)."""
+
+    per_byte: float
+    currency: str
 
 
 # --------------------------------------------------------------------------------------- from text
@@ -83,6 +91,28 @@ def parse_flops(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value!r} FLOP/s"
     return _more_than_zero(_parse(value, "a compute rate", _FLOPS, "10 TFLOP/s"), value)
+
+
+def parse_price(value: object) -> Price:
+    """``"0.02 USD/GB"`` as an amount per byte and its currency (three capitals); zero is legal.
+
+    Raises `InputError` for a missing currency or size, a negative or a non-finite amount.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    match = _PRICE.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise InputError(
+            f"{_shown(value)} is not a price; write an amount, a currency and a size, "
+            "for example 0.02 USD/GB"
+        )
+    amount, currency, unit = match.groups()
+    if unit not in _SIZES:
+        raise InputError(f"{_shown(value)} has an unknown unit {_unit_hint(unit, _SIZES)}")
+    if amount.startswith("-"):
+        raise InputError(f"{_shown(value)} must not be negative")
+    if math.isinf(float(amount)):
+        raise InputError(f"{_shown(value)} is too large")
+    return Price(_rounded(Fraction(amount) / _SIZES[unit], value), currency)
 
 
 def _parse(value: object, what: str, units: Mapping[str, Fraction], example: str) -> Fraction:
@@ -157,6 +187,12 @@ def format_flops(flops_per_s: float) -> str:
     """The largest unit that leaves at least 1: 1e13 -> ``10 TFLOP/s``."""
     units = ("PFLOP/s", "TFLOP/s", "GFLOP/s", "MFLOP/s", "kFLOP/s", "FLOP/s")
     return _format(flops_per_s, _FLOPS, units)
+
+
+def format_price(price: Price) -> str:
+    """Per gigabyte: ``0.02 USD/GB``."""
+    amount, _ = _format(price.per_byte, {"GB": 1 / _SIZES["GB"]}, ["GB"]).split()
+    return f"{amount} {price.currency}/GB"
 
 
 def format_size(size_bytes: int) -> str:

@@ -27,7 +27,7 @@ from islands.config import Experiment
 from islands.coordinator import Coordinator
 from islands.job import Job, prepare
 from islands.layout import Layout, Stream
-from islands.local import LocalNetwork, LocalWorkers
+from islands.local import LocalWorkers
 from islands.methods import (
     Arrival,
     Context,
@@ -40,7 +40,7 @@ from islands.methods import (
     mean_of,
 )
 from islands.models import build_model
-from islands.network import Timeline
+from islands.protocols import Network, Workers
 from islands.replica import Replica
 from islands.results import SCHEMAS, read_table
 
@@ -121,30 +121,24 @@ def train(
     shuffle: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     per_transfer: bool = False,
+    network: Network | None = None,
+    spy: Callable[[Workers], Workers] = lambda workers: workers,
 ) -> Run:
     """Run in this process; an error that ends the run is kept in ``Run.error``.
 
-    ``shuffle`` seeds the order in which the host's answers come.
+    ``shuffle`` seeds the order in which the host's answers come. ``network`` stands in for the
+    job's own, and what ``spy`` makes of the workers for them.
     """
     job = what if isinstance(what, Job) else prepare(what, per_transfer=per_transfer)
-    method = job.experiment.method
     replicas = [Replica(job.replica(w), job.corpus.train) for w in range(job.workers)]
-    timeline = Timeline(
-        job.topology,
-        job.compute,
-        method.collective,
-        timed=method.timed,
-        per_transfer=job.per_transfer,
-    )
-    for worker in range(job.workers):
-        timeline.control(worker, job.initial_bytes)
     error: BaseException | None = None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         coordinator = Coordinator(job, folder)
         order = None if shuffle is None else Random(shuffle)
         try:
-            coordinator.run(LocalWorkers(replicas, order), LocalNetwork(timeline), stop)
+            workers = spy(LocalWorkers(replicas, order))
+            coordinator.run(workers, network or job.emulation().network(), stop)
         except BaseException as raised:
             error = raised
         summary = _read_summary(folder, error)
@@ -165,7 +159,7 @@ def assert_identical(one: Run, other: Run) -> None:
     """Equal tables and traces row for row, summaries but for the wall clock."""
     for name in [*SCHEMAS, "trace"]:
         assert one.tables[name].equals(other.tables[name]), f"table {name} differs"
-    hosts = ("wall_s",)
+    hosts = ("wall_s", "pace")
     assert {k: v for k, v in one.summary.items() if k not in hosts} == {
         k: v for k, v in other.summary.items() if k not in hosts
     }

@@ -25,11 +25,13 @@ QUICK = ["--in-process", "--steps", "6", "--set", "eval.windows=4"]
 #: Every command and its options. Scripts depend on them: they grow only on purpose.
 SURFACE = {
     "run": "--cluster --method --model --data --steps --seed --set --config --out --overwrite "
-    "--address --in-process --transfers --quiet --json",
+    "--address --in-process --transfers --clock --time-scale --quiet --json",
     "compare": "--method --lr --seeds --target-loss --study --cluster --model --data --steps --set "
     "--config --out --overwrite --address --in-process --figure --quiet --json",
     "scale": "--workers --method --bytes-only --cluster --model --data --steps --set --config "
     "--out --overwrite --address --in-process --figure --quiet --json",
+    "retime": "--cluster --bandwidth --load --step-time --delay --target-loss --figure --json",
+    "links": "--cluster --load --size --seed --json",
     "check": "--model --set --json",
     "bench": "--model --workers --method --sync-every --steps --repeats --set --json",
 }
@@ -186,9 +188,13 @@ def test_check_tells_what_was_understood() -> None:
     assert [island["workers"] for island in found["islands"]] == [2, 2]
     (link,) = found["links"]
     assert link["bandwidth_delay_bytes"] == pytest.approx(125e6 * 0.065)
-    assert {"from": "dublin", "to": "oregon", "links": ["atlantic:dublin>oregon"]} in found[
-        "routes"
-    ]
+    assert found["routes"][0] == {
+        "from": "dublin",
+        "to": "oregon",
+        "queue": "fifo",
+        "delay_s": 0.065,
+        "links": ["atlantic:dublin>oregon"],
+    }
     assert found["dense_sync_bytes"] == 10_752
     # Of the ring's 6 phases 3 cross the Atlantic, one after the other.
     assert found["dense_sync_s"] == pytest.approx(3 * 0.065, rel=0.01)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from islands.config import Cluster, DataConfig, Experiment, ModelConfig, load_experiment
+from islands.config import (
+    Cluster,
+    DataConfig,
+    Experiment,
+    ModelConfig,
+    cluster_names,
+    load_experiment,
+)
 from islands.errors import InputError
+from islands.methods.base import Collective, Method
 from islands.settings import parse_yaml, write_yaml
 
 
@@ -90,7 +99,7 @@ def test_given_values_are_not_replaced_by_defaults() -> None:
 
 
 @pytest.mark.parametrize("method", ["diloco", "dense", "local_sgd"])
-@pytest.mark.parametrize("cluster", ["two_islands", "laptop", "four_continents"])
+@pytest.mark.parametrize("cluster", cluster_names())
 def test_a_resolved_experiment_reads_back_equal(method: str, cluster: str, config: Path) -> None:
     """Writing as YAML and loading gives the same object, and resolving is idempotent."""
     run = load("optimizer.clip=null", method=method, cluster=cluster, steps=7, seed=3).resolved()
@@ -258,6 +267,20 @@ def test_overrides_create_what_the_defaults_leave_out() -> None:
         ("method.outer.momentun=0", "method.outer.momentun: unknown key 'momentun'; did you mean"),
         ("model=decodr", "model"),
         ("model.widht=3", "model"),
+        ("collective=rink", "collective: 'rink' is not one of ring, star, hierarchical, auto; did"),
+        ("ring_order=[dublin, mars]", "ring_order: no island 'mars'; choose from dublin, oregon"),
+        ("ring_order=[dublin, oregn]", "ring_order: no island 'oregn'; did you mean 'oregon'?"),
+        ("ring_order=[dublin, dublin]", "ring_order: 'dublin' is named twice; name each island o"),
+        ("ring_order=[oregon]", "ring_order: 'dublin' is missing; name each island once"),
+        ("ring_order=dublin", "ring_order: 'dublin' is not a list"),
+        ("cluster.links.0.bandwidth.fil=x", "cluster.links.0.bandwidth: '1 Gbit/s' has no parts"),
+        (
+            "cluster.links.0.bandwidth={fil: x}",
+            "cluster.links.0.bandwidth.fil: unknown key 'fil'; ",
+        ),
+        ("cluster.links.0.reverse.queue=fair", "cluster.links.0.reverse.queue: unknown key 'queue"),
+        ("cluster.links.0.background.load=.5", "cluster.links.0.background.size: is missing"),
+        ("cluster.islands.0.uplnk=1", "cluster.islands.0.uplnk: unknown key 'uplnk'; did you mean"),
         ("cluster=two_ilands", "cluster: no shipped cluster and no file named 'two_ilands'; did"),
         ("cluster=3", "cluster: 3 is not a mapping"),
         ("cluster.links.0.bandwith=1 B/s", "cluster.links.0.bandwith: unknown key 'bandwith'; d"),
@@ -275,6 +298,73 @@ def test_overrides_create_what_the_defaults_leave_out() -> None:
 def test_a_wrong_setting_is_one_line_that_names_it(override: str, message: str) -> None:
     """The message starts with the field, then the value and the nearest valid choice."""
     assert problem(override).startswith(message)
+
+
+class StarMethod(Method):
+    """A method whose workers talk to the coordinator only."""
+
+    name: str = "star-method"
+    collective: ClassVar[Collective] = "star"
+
+
+@pytest.mark.parametrize("collective", ["ring", "star", "auto"])
+def test_a_star_method_is_a_star_anyway(collective: str) -> None:
+    """The default, star itself, and leaving the choice are accepted."""
+    run = Experiment(method=StarMethod(name="s"), collective=collective)
+    assert run.collective == collective
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"collective": "hierarchical"}, "collective: 'hierarchical' is not possible with method"),
+        ({"ring_order": ["dublin", "oregon"]}, "ring_order: a star has no ring; remove it"),
+    ],
+)
+def test_what_a_star_method_cannot_do_is_refused(settings: dict[str, object], message: str) -> None:
+    """No other collective, and no order of a ring that nothing reads."""
+    with pytest.raises(InputError) as caught:
+        Experiment(method=StarMethod(name="s"), **settings)
+    assert str(caught.value).startswith(message)
+
+
+def test_the_ring_order_of_a_star_is_refused() -> None:
+    """collective: star does not read it."""
+    text = problem("collective=star", "ring_order=[dublin, oregon]")
+    assert text.startswith("ring_order: a star has no ring")
+
+
+def test_collective_and_ring_order_are_kept() -> None:
+    """As given; by default a ring whose order is chosen."""
+    assert (Experiment().collective, Experiment().ring_order) == ("ring", None)
+    run = load("collective=hierarchical", "ring_order=[oregon, dublin]")
+    assert (run.collective, run.ring_order) == ("hierarchical", ("oregon", "dublin"))
+
+
+def test_a_trace_is_found_beside_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster file, and in an experiment with its cluster inside; and with --set from the
+    current folder. The resolved experiment has the points and needs no file."""
+    (tmp_path / "study" / "traces").mkdir(parents=True)
+    (tmp_path / "study" / "traces" / "t.csv").write_text("time,value\n0 s,1 Mbit/s\n9 s,2 Mbit/s\n")
+    islands = "islands: [{name: a, workers: 1}, {name: b, workers: 1}]\n"
+    rate = "{file: traces/t.csv, repeat: true}"
+    link = f"links: [{{name: w, between: [a, b], bandwidth: {rate}, delay: 0 s}}]\n"
+    (tmp_path / "study" / "c.yaml").write_text(f"name: c\n{islands}{link}")
+    inside = "".join(f"  {line}\n" for line in f"name: c\n{islands}{link}".splitlines())
+    (tmp_path / "study" / "named.yaml").write_text("cluster: c.yaml\n")
+    (tmp_path / "study" / "inside.yaml").write_text(f"cluster:\n{inside}")
+    monkeypatch.chdir(tmp_path)
+    named = load(config=Path("study/named.yaml"))
+    assert named == load(config=Path("study/inside.yaml")) == load(cluster="study/c.yaml")
+    assert named.cluster.links[0].bandwidth.points == ((0.0, 125e3), (9.0, 250e3))
+    monkeypatch.chdir(tmp_path / "study" / "traces")
+    setting = "cluster.links.0.bandwidth={file: t.csv, repeat: true}"
+    assert load(setting).cluster.links[0].bandwidth == named.cluster.links[0].bandwidth
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "run.yaml").write_text(named.resolved().dump_yaml())
+    assert load(config=tmp_path / "away" / "run.yaml") == named.resolved()
 
 
 def test_several_problems_are_counted() -> None:

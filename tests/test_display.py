@@ -24,7 +24,14 @@ from islands.results.display import (
     remaining_s,
 )
 
-LINK = {"bytes": 645_120, "busy_s": 0.00516, "utilization": 0.00516 / 106.55}
+LINK = {
+    "bytes": 645_120,
+    "busy_s": 0.00516,
+    "utilization": 0.00516 / 106.55,
+    "peak_utilization": 0.002,
+    "p95_utilization": 0.001,
+    "background_bytes": 0,
+}
 SUMMARY: dict[str, Any] = {
     "method": "diloco",
     "islands": 2,
@@ -40,6 +47,15 @@ SUMMARY: dict[str, Any] = {
     "compute_s": 100.0,
     "wait_s": 6.55,
     "compute_utilization": 100 / 106.55,
+    "time": {
+        "compute_s": 100.0,
+        "background_s": 1.0,
+        "queue_s": 0.0,
+        "transmission_s": 0.02,
+        "propagation_s": 3.53,
+        "others_s": 2.0,
+    },
+    "egress_cost": {},
     "payload_bytes_per_sync": 10_752.0,
     "payload_bytes_per_step": 215.04,
     "wire_bytes_per_step": 322.56,
@@ -188,7 +204,7 @@ def test_the_final_table_shows_what_the_run_cost() -> None:
     assert "10,752 B" in row(text, "payload per sync")
     assert "20 rounds" in row(text, "payload per sync")
     assert "322.56 B 50.0 x less than dense in bf16: 16,128 B" in row(text, "wire per step")
-    assert row(text, "atlantic") == "atlantic:dublin>oregon 645 kB 5.16 ms <0.1 %"
+    assert row(text, "atlantic") == "atlantic:dublin>oregon 645 kB 5.16 ms <0.1 % 0.1 % 0.2 %"
     assert row(text, "lan:dublin").endswith("0.0 %")
     assert "results runs/diloco-1\n" in text
 
@@ -241,7 +257,9 @@ def test_no_table_is_wider_than_80_columns(
     """Any numbers and any names, markup-like ones too, fit into 80 columns."""
     keys = [key for key in SUMMARY if key.endswith("_s") or "bytes" in key]
     screen = console(width=width)
-    links = {name: {"bytes": numbers[0], "busy_s": 1e9, "utilization": 1.0} for name in names}
+    seconds = {"peak_utilization": 1.0, "p95_utilization": 0.5, "background_bytes": numbers[0]}
+    link = {"bytes": numbers[0], "busy_s": 1e9, "utilization": 1.0, **seconds}
+    links = dict.fromkeys(names, link)
     changed = dict(zip(keys, numbers, strict=False)) | {"links": links, "method": method}
     screen.print(final_table(SUMMARY | changed))
     assert max(map(len, written(screen).splitlines())) <= 80

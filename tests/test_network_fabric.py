@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from islands.network.fabric import Fabric
-from islands.network.topology import Hop, Path
+from islands.network.fabric import Chain, Fabric
+from islands.network.topology import Hop, Path, Site, Topology
 
 
 class Recorder:
@@ -19,19 +19,31 @@ class Recorder:
         self.queued_s = [0.0] * slots
         self.arrived: dict[int, float] = {}
         self.gone: dict[int, float] = {}
+        self.chains: dict[int, Chain] = {}
 
-    def left(self, lane: int, finish_s: float) -> None:
+    def left(self, lane: int, finish_s: float, chain: Chain) -> None:
         self.gone[lane] = finish_s
 
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:
+    def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
         self.arrived[lane] = time_s
+        self.chains[lane] = chain
+
+
+def ports() -> Fabric:
+    """Eight plain resources: the ports of three workers and of the coordinator."""
+    return Fabric(Topology.build([Site("a", 3, inf, 0.0)], []))
+
+
+def begun(time_s: float) -> Chain:
+    """The chain of a transfer that begins one."""
+    return [time_s, 0.0, 0.0, 0.0, 0.0]
 
 
 def carry(*sends: tuple[float, int, Path, int]) -> Recorder:
     """Run (time, order, path, bytes) sends in the given order of calls; lane = position."""
-    fabric, owner, slot = Fabric(8), Recorder(32), 0
+    fabric, owner, slot = ports(), Recorder(32), 0
     for lane, (time, order, path, size) in enumerate(sends):
-        fabric.send(time, order, (path, size, owner, slot, lane, 0))
+        fabric.send(time, order, (path, size, owner, slot, lane, 0, begun(time)))
         slot += len(path)
     assert fabric.run() is None
     return owner
@@ -66,6 +78,7 @@ def test_service_is_in_order_of_ready_time_not_of_calls() -> None:
     owner = carry((0.5, 0, path, 100), (0.0, 1, path, 100))
     assert owner.arrived == {0: 2.0, 1: 1.0}
     assert owner.queued_s[:4] == [0.5, 0.0, 0.0, 0.0]
+    assert owner.chains == {0: [0.5, 0.5, 0.0, 0.0, 0.0], 1: begun(0.0)}
 
 
 def test_order_is_decided_anew_at_every_hop() -> None:
@@ -90,9 +103,9 @@ def test_an_empty_message_takes_only_the_delays() -> None:
 
 def test_nothing_at_or_after_the_horizon_happens() -> None:
     """An event exactly at the horizon waits until the horizon has moved."""
-    fabric, owner = Fabric(2), Recorder(2)
+    fabric, owner = ports(), Recorder(2)
     path = (Hop(0, 1.0, 0.0), Hop(1, 1.0, 0.0))
-    fabric.send(3.0, 0, (path, 1, owner, 0, 0, 0))
+    fabric.send(3.0, 0, (path, 1, owner, 0, 0, 0, begun(3.0)))
     fabric.horizon_s = 3.0
     assert fabric.run() is None
     assert owner.arrived == {}
@@ -103,9 +116,9 @@ def test_nothing_at_or_after_the_horizon_happens() -> None:
 
 def test_an_announcement_stops_the_loop_before_anything_later() -> None:
     """What is announced for a moment comes before transfers that are ready at that moment."""
-    fabric, owner = Fabric(2), Recorder(2)
+    fabric, owner = ports(), Recorder(2)
     path = (Hop(0, 1.0, 0.0), Hop(1, 1.0, 0.0))
-    fabric.send(2.0, 0, (path, 1, owner, 0, 0, 0))
+    fabric.send(2.0, 0, (path, 1, owner, 0, 0, 0, begun(2.0)))
     fabric.announce(2.0, 9, "news")
     assert fabric.run() == (2.0, "news")
     assert owner.first_s[0] == inf

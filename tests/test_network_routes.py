@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from islands.errors import InputError
-from islands.network import COORDINATOR, Site, Topology, Wire
+from islands.network import COORDINATOR, CORE, Link, Site, Topology, Wire
 
 
 def sites(*names: str) -> list[Site]:
@@ -62,8 +62,8 @@ def test_paths_charge_a_lan_once_per_crossing() -> None:
     island = [Site("a", 2, 10.0, 0.1), Site("m", 1, 20.0, 0.2), Site("b", 1, 30.0, 0.4)]
     wires = [Wire("x", ("a", "m"), 5.0, 1.0), Wire("y", ("m", "b"), 6.0, 2.0)]
     topology = Topology.build(island, wires, "b")
-    assert [hop[1:] for hop in topology.path(0, 1)] == [(10.0, 0.1), (10.0, 0.0)]
-    assert [hop[1:] for hop in topology.path(1, 3)] == [
+    assert [hop[1:3] for hop in topology.path(0, 1)] == [(10.0, 0.1), (10.0, 0.0)]
+    assert [hop[1:3] for hop in topology.path(1, 3)] == [
         (10.0, 0.1),
         (5.0, 1.0),
         (6.0, 2.0),
@@ -108,3 +108,115 @@ def test_unknown_islands_are_refused() -> None:
         Topology.build(sites("dublin", "oregon"), [Wire("w", ("dublin", "oregno"), 1.0, 0.0)], None)
     with pytest.raises(InputError, match=r"coordinator: .*'dubln'.*'dublin'"):
         Topology.build(sites("dublin"), [], "dubln")
+
+
+# ------------------------------------------------------------------------------- through the core
+
+
+def access(name: str, up: float | None = 8.0, down: float | None = 9.0) -> list[Link]:
+    """The access lines of an island: an uplink of delay 1 s, a downlink of 2 s."""
+    lines = []
+    if up is not None:
+        lines.append(Link(f"uplink:{name}", name, CORE, up, 1.0))
+    if down is not None:
+        lines.append(Link(f"downlink:{name}", CORE, name, down, 2.0))
+    return lines
+
+
+def test_islands_with_access_lines_are_joined_through_the_core() -> None:
+    """Up, then down, and over the backbone between them where there is one."""
+    lines = [*access("a"), *access("b")]
+    topology = Topology.build(sites("a", "b"), lines)
+    assert topology.route(0, 1) == ("uplink:a", "downlink:b")
+    assert [hop[1:3] for hop in topology.path(0, 1)[1:-1]] == [(8.0, 1.0), (9.0, 2.0)]
+    backbone = Link("backbone", CORE, CORE, 5.0, 4.0)
+    joined = Topology.build(sites("a", "b"), [*lines, backbone])
+    assert joined.route(1, 0) == ("uplink:b", "backbone", "downlink:a")
+    assert joined.resources == len(lines) + 1 + 2 * 2 + 2
+
+
+def test_a_backbone_joins_islands_without_access_lines() -> None:
+    """It is one resource for every pair and both directions."""
+    backbone = Link("backbone", CORE, CORE, 5.0, 4.0)
+    topology = Topology.build(sites("a", "b", "c"), [backbone])
+    assert {topology.routes[i][j] for i in range(3) for j in range(3) if i != j} == {(0,)}
+
+
+def test_a_link_of_their_own_takes_a_pair_out_of_the_core_but_not_off_its_access_lines() -> None:
+    """A site's access lines are crossed by all that leaves it or comes in."""
+    links = [*access("a"), *access("b"), *access("c"), *Wire("w", ("a", "b"), 1.0, 99.0).links()]
+    topology = Topology.build(sites("a", "b", "c"), links)
+    assert topology.route(0, 1) == ("uplink:a", "w:a>b", "downlink:b")
+    assert topology.route(0, 2) == ("uplink:a", "downlink:c")
+
+
+def test_transit_crosses_both_access_lines_of_the_island_in_the_middle() -> None:
+    """What passes through a site comes down its line and goes up again."""
+    wires = [Wire("x", ("a", "m"), 1.0, 0.0), Wire("y", ("m", "b"), 1.0, 0.0)]
+    topology = Topology.build(sites("a", "m", "b"), [*wires, *access("m")])
+    assert topology.route(0, 2) == ("x:a>m", "downlink:m", "uplink:m", "y:m>b")
+
+
+def test_a_leg_through_the_core_counts_like_a_link() -> None:
+    """Fewest legs: through the core at once, although two links would be quicker and are fewer
+    resources than up, backbone and down."""
+    links = [
+        *access("a"),
+        *access("b"),
+        Link("backbone", CORE, CORE, 1.0, 50.0),
+        *Wire("x", ("a", "m"), 1.0, 0.0).links(),
+        *Wire("y", ("m", "b"), 1.0, 0.0).links(),
+    ]
+    topology = Topology.build(sites("a", "m", "b"), links)
+    assert topology.route(0, 2) == ("uplink:a", "backbone", "downlink:b")
+
+
+def test_one_access_line_each_is_enough_and_none_is_refused() -> None:
+    """Uplinks alone join islands; where a route would cross nothing at all there is a message."""
+    only_up = [*access("a", down=None), *access("b", down=None)]
+    assert Topology.build(sites("a", "b"), only_up).route(0, 1) == ("uplink:a",)
+    mixed = [*access("a", down=None), *access("b", up=None)]
+    with pytest.raises(InputError, match="nothing is between island 'b' and island 'a'; give 'b'"):
+        Topology.build(sites("a", "b"), mixed)
+    with pytest.raises(InputError, match="no route from island 'a' to island 'c'"):
+        Topology.build(sites("a", "b", "c"), [*access("a"), *access("b")])
+
+
+# ------------------------------------------------------------------------------------- disciplines
+
+
+def test_a_path_has_one_discipline_ports_included() -> None:
+    """Every hop says the discipline of the route; inside an island it is that of all links."""
+    wires = [Wire("x", ("a", "b"), 1.0, 0.0, fair=True), Wire("y", ("c", "d"), 1.0, 0.0, fair=True)]
+    bridge = Wire("z", ("b", "c"), 1.0, 0.0, fair=True)
+    pair = [Site(name, 2, inf, 0.0) for name in "abcd"]
+    fair = Topology.build(pair, [*wires, bridge])
+    assert {hop.fair for path in [fair.path(0, 1), fair.path(0, 2)] for hop in path} == {True}
+    mixed = Topology.build(sites("a", "b"), [Wire("x", ("a", "b"), 1.0, 0.0)])
+    assert {hop.fair for hop in mixed.path(0, 1)} == {False}
+    assert not Topology.build([Site("a", 2, inf, 0.0)], []).fair
+    assert (fair.discipline(0, 1), mixed.discipline(0, 1)) == ("fair", "fifo")
+
+
+def test_islands_of_mixed_clusters_are_fifo_inside() -> None:
+    """Links of both kinds may be in one cluster as long as no route has both."""
+    links = [
+        Wire("x", ("a", "b"), 1.0, 0.0, fair=True),
+        Wire("y", ("b", "c"), 1.0, 0.0, fair=False),
+        Wire("z", ("a", "c"), 1.0, 0.0, fair=True),
+    ]
+    topology = Topology.build([Site(name, 2, inf, 0.0) for name in "abc"], links)
+    assert not topology.path(0, 1)[0].fair
+    assert all(hop.fair for hop in topology.path(0, 2))
+    with pytest.raises(InputError, match=r"from 'a' to 'c' has both .*'y:b>c' is fifo, 'x:a>b' is"):
+        Topology.build(sites("a", "b", "c"), links[:2])
+
+
+def test_a_hop_carries_no_more_than_one_transfer_can_get() -> None:
+    """The cap per flow is below the link's rate, or has no effect."""
+    links = [
+        Link("w:a>b", "a", "b", 10.0, 0.0, flow_bytes_per_s=4.0),
+        Link("w:b>a", "b", "a", 10.0, 0.0, flow_bytes_per_s=40.0),
+    ]
+    topology = Topology.build(sites("a", "b"), links)
+    assert (topology.path(0, 1)[1].bytes_per_s, topology.path(1, 0)[1].bytes_per_s) == (4.0, 10.0)

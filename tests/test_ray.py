@@ -71,6 +71,21 @@ def test_ray_and_in_process_runs_are_the_same(method: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("method", ["helpers:Fragments", "helpers:EachArrival"])
+def test_the_wall_clock_changes_no_result(method: str, tmp_path: Path) -> None:
+    """Law 5 where the link actor really holds deliveries back: the same results, and not before
+    their time. Rounds that wait for everyone, and rounds that close by the clock."""
+    parts: dict[str, Any] = {"method": {"name": method, "sync_every": 8}}
+    wall = islands.run(tiny(**parts, clock="wall", time_scale=0.1), out=tmp_path / "wall")
+    alone = islands.run(tiny(**parts), out=tmp_path / "alone", in_process=True)
+    assert_same(wall, alone)
+    pace = wall.summary["pace"]
+    assert pace["wall_s"] >= 0.1 * alone.summary["emulated_s"]
+    for link in pace["links"].values():
+        assert 0 < link["achieved_bytes_per_s"] <= link["asked_bytes_per_s"]
+
+
+@pytest.mark.usefixtures("cluster")
 def test_large_updates_go_by_reference(tmp_path: Path) -> None:
     """A model whose updates do not fit into a call gives the same results too."""
     big = {"model": {"name": "decoder", "width": 128}, "steps": 4}

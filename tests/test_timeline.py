@@ -136,7 +136,7 @@ def test_one_worker_has_nobody_to_wait_for(collective: str) -> None:
     """Nothing goes on the wire and no time passes."""
     topology = Topology.build([Site("a", 1, 1.0, 1.0)], [], None)
     timeline, found = run(topology, collective, [[Compute(0, 2), *exchange(99, step=2)]])
-    assert found.syncs == [SyncTiming(0, 1, 0, 2, 2.0, 2.0, 0.0, 0)]
+    assert found.syncs == [SyncTiming(0, 1, 0, 2, 2.0, 2.0, 0.0, 0, 2.0)]
     assert found.transfers == []
     assert timeline.wire_bytes == 0
     assert collective_seconds(topology, collective, 99, 1) == 0.0
@@ -163,7 +163,7 @@ def test_overlapping_collectives_share_a_link() -> None:
         (1, "w0:i0>i1"): 0.5,
         (1, "w0:i1>i0"): 0.5,
     }
-    assert timeline.links["w0:i0>i1"] == (200, 2.0)
+    assert timeline.links["w0:i0>i1"][:2] == (200, 2.0)
 
 
 def test_two_fragments_with_overlap() -> None:
@@ -180,10 +180,13 @@ def test_two_fragments_with_overlap() -> None:
     _, found = run(ring_of_islands(2, 100.0, 0.5), "all_gather", [program] * 2)
     syncs = by_worker(found.syncs)
     # Fragment 0: ready 1, sent by 2, there at 2.5; the worker is at 2 and waits half a second.
-    assert syncs[0, 1, 1] == (0, 1, 1, 1, 1.0, 2.5, 0.5, 100)
+    assert syncs[0, 1, 1] == (0, 1, 1, 1, 1.0, 2.5, 0.5, 100, 2.5)
     # Fragment 1: ready 2, sent by 3, there at 3.5; the worker comes back at 4.5 and waits no more.
-    assert syncs[1, 1, 1] == (1, 1, 1, 2, 2.0, 3.5, 0.0, 100)
-    assert found.clocks[1] == (4.0, 0.5, 4.5)
+    assert syncs[1, 1, 1] == (1, 1, 1, 2, 2.0, 3.5, 0.0, 100, 4.5)
+    assert found.clocks[1][:3] == (4.0, 0.5, 4.5)
+    # Of the second and a half from ready to there, a third of each part was left to wait for.
+    assert found.clocks[1].transmission_s == pytest.approx(1 / 3)
+    assert found.clocks[1].propagation_s == pytest.approx(0.5 / 3)
 
 
 def test_a_straggler_delays_only_the_data_that_depends_on_it() -> None:
@@ -225,7 +228,8 @@ def test_steps_marks_and_clocks() -> None:
         (1, 2): ([6.0], [9.0]),
     }
     assert found.marks == [(2, 6.0)]
-    assert found.clocks == [(3.0, 4.0, 7.0), (9.0, 0.0, 9.0)]
+    assert [clock[:3] for clock in found.clocks] == [(3.0, 4.0, 7.0), (9.0, 0.0, 9.0)]
+    assert [clock.others_s for clock in found.clocks] == [4.0, 0.0]
 
 
 def test_steps_may_differ_in_length() -> None:

@@ -174,8 +174,10 @@ def test_ledger_and_clocks_add_up(case: tuple[Topology, str, list[list[Op]], int
             assert sum(wires) == (members - 1) * sum(sizes)
         else:
             assert sum(wires) == sum(sizes) + members * sizes[0]
-    for compute_s, wait_s, clock_s in found.clocks:
-        assert compute_s + wait_s == pytest.approx(clock_s, rel=1e-9)
+    for clock in found.clocks:
+        assert clock.compute_s + clock.wait_s == pytest.approx(clock.clock_s, rel=1e-9)
+        assert sum(clock[3:]) == pytest.approx(clock.wait_s, rel=1e-9, abs=1e-12)
+        assert min(clock) > -1e-9
     if all(len(topology.route(a, b)) < 2 for a in range(len(topology.sites)) for b in range(a)):
         assert timeline.wan_bytes + timeline.lan_bytes == timeline.wire_bytes
 
@@ -211,7 +213,7 @@ def serve(paths: Sequence[Path], sizes: Sequence[int], ready: Sequence[float], f
     left, arrived = [], []
     for path, size, moment in zip(paths, sizes, ready, strict=True):
         start = finish = before = 0.0
-        for number, (resource, rate, delay) in enumerate(path):
+        for number, (resource, rate, delay, _) in enumerate(path):
             if number:
                 moment = max(start + before, finish + before - size / rate)
             start = max(moment, free.get(resource, 0.0))
@@ -231,7 +233,9 @@ def test_a_ring_alone_follows_its_formulas_bit_for_bit(
     """Event loop and arrays give exactly what a phase-by-phase restatement gives."""
     members = topology.workers
     count = [data.draw(st.integers(0, 3)) for _ in range(members)]
-    paths = [topology.path(w, (w + 1) % members) for w in range(members)] if members > 1 else []
+    order = topology.ring()
+    lanes = zip(order, (*order[1:], order[0]), strict=True) if members > 1 else ()
+    paths = [topology.path(*lane) for lane in lanes]
     if len({hop.resource for path in paths for hop in path}) < sum(len(path) for path in paths):
         return  # two neighbours of the ring share a link
     if reduce:
@@ -247,14 +251,18 @@ def test_a_ring_alone_follows_its_formulas_bit_for_bit(
         for duration in Uneven(0).seconds(worker, 0, count[worker]):
             clock += float(duration)
         ready.append(clock)
+    # From here on by place in the ring, not by worker.
+    if not reduce:
+        pieces = [sizes[worker] for worker in order]
+    own = [ready[worker] for worker in order]
     free: dict[int, float] = {}
-    now, left = list(ready), list(ready)
+    now, left = list(own), list(own)
     for phase in range((2 if reduce else 1) * (members - 1)):
-        sent = [pieces[(worker - phase) % members] for worker in range(members)]
+        sent = [pieces[(place - phase) % members] for place in range(members)]
         left, arrived = serve(paths, sent, now, free)
-        now = [max(own, arrived[w - 1]) for w, own in enumerate(ready)]
-        received = [arrived[w - 1] for w in range(members)]
-    done = [max(a, b) for a, b in zip(received, left, strict=True)] if members > 1 else ready
+        now = [max(mine, arrived[place - 1]) for place, mine in enumerate(own)]
+        received = [arrived[place - 1] for place in range(members)]
+    done = [max(a, b) for a, b in zip(received, left, strict=True)] if members > 1 else own
     lists: list[list[Op]] = [
         [
             Compute(0, count[worker]),
@@ -268,7 +276,8 @@ def test_a_ring_alone_follows_its_formulas_bit_for_bit(
         timeline, found = whole(
             topology, "all_reduce" if reduce else "all_gather", lists, 0, vectorise=vectorise
         )
-        assert [sync.done_s for sync in sorted(found.syncs, key=lambda s: s.worker)] == done
+        by_worker = {sync.worker: sync.done_s for sync in found.syncs}
+        assert [by_worker[worker] for worker in order] == done
         assert (timeline.hops == 0) == (vectorise or members == 1)
 
 

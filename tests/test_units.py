@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from islands.errors import InputError
 from islands.units import (
+    Price,
     format_bandwidth,
     format_bytes,
     format_flops,
+    format_price,
     format_seconds,
     format_size,
     format_time,
     parse_bandwidth,
     parse_flops,
+    parse_price,
     parse_size,
     parse_time,
 )
@@ -204,3 +207,54 @@ def test_bytes_for_reading(count: float, text: str) -> None:
 def test_seconds_for_reading(seconds: float, text: str) -> None:
     """Two units above a minute, and rounding carries into the larger one."""
     assert format_seconds(seconds) == text
+
+
+# ------------------------------------------------------------------------------------------ prices
+
+
+@pytest.mark.parametrize(
+    ("text", "per_byte", "currency", "written"),
+    [
+        ("0.02 USD/GB", 2e-11, "USD", "0.02 USD/GB"),
+        ("20EUR / TB", 2e-11, "EUR", "0.02 EUR/GB"),
+        ("0 CHF/B", 0.0, "CHF", "0 CHF/GB"),
+        ("1 USD/GiB", 1 / 2**30, "USD", None),
+    ],
+)
+def test_a_price_is_per_byte(text: str, per_byte: float, currency: str, written: str) -> None:
+    """An amount of a currency; written per gigabyte, as the very same number."""
+    price = parse_price(text)
+    assert price == Price(per_byte, currency)
+    assert parse_price(format_price(price)) == price
+    assert written in (None, format_price(price))
+
+
+@given(st.floats(0, 1e6), st.sampled_from(["USD", "EUR"]))
+def test_written_prices_read_back_as_the_same_number(per_byte: float, currency: str) -> None:
+    """Any amount per byte."""
+    price = Price(per_byte, currency)
+    assert parse_price(format_price(price)) == price
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("0.02", "is not a price; write an amount, a currency and a size, for example 0.02 USD/GB"),
+        (0.02, "is not a price"),
+        ("0.02 USD", "is not a price"),
+        ("0.02 /GB", "is not a price"),
+        ("0.02 usd/GB", "is not a price"),
+        ("USD/GB", "is not a price"),
+        ("x USD/GB", "is not a price"),
+        ("-1 USD/GB", "must not be negative"),
+        ("1e999 USD/GB", "is too large"),
+        ("1 USD/Gb", "'Gb': bits or bytes? write Gbit or GB"),
+        ("1 USD/GBB", "unknown unit 'GBB'; did you mean 'GB'?"),
+    ],
+)
+def test_what_is_no_price_is_refused(value: object, hint: str) -> None:
+    """The whole value is repeated, with what is wrong about it."""
+    with pytest.raises(InputError) as caught:
+        parse_price(value)
+    assert str(caught.value).startswith(repr(value))
+    assert hint in str(caught.value)

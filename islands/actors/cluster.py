@@ -134,16 +134,7 @@ class Actors:
             actor.set_up.remote(replace(job.replica(worker), initial={}), initial, tokens)
             for worker, actor in enumerate(self.workers)
         ]
-        ready.append(
-            self.link.set_up.remote(
-                job.topology,
-                job.compute,
-                job.experiment.method.collective,
-                job.experiment.method.timed,
-                job.per_transfer,
-                job.initial_bytes,
-            )
-        )
+        ready.append(self.link.set_up.remote(job.emulation()))
         _, late = ray.wait(ready, num_returns=len(ready), timeout=START_S)
         if late:
             raise RunError(

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count
+from math import inf
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,11 @@ class RayWorkers:
         self._last = (list(plan), list(updates), packed)
         return packed
 
-    def answers(self, everyone: bool) -> Iterable[tuple[int, Answer]]:
+    def answers(self, everyone: bool, within_s: float = inf) -> Iterable[tuple[int, Answer]]:
         # A worker that dies makes its call fail, so these waits end with the plan or its worker.
         waiting = list(self._under_way)
-        ready = waiting if everyone else ray.wait(waiting, num_returns=1)[0]
+        timeout = None if within_s == inf else within_s
+        ready = waiting if everyone else ray.wait(waiting, num_returns=1, timeout=timeout)[0]
         try:
             answers = ray.get(ready)
         except (RayActorError, RayTaskError) as error:
@@ -94,16 +96,18 @@ class RayWorkers:
 
 
 class RayNetwork:
-    """The link actor, off the critical path: batches go out, times come back when they are
-    ready."""
+    """The link actor, off the critical path: batches go out, times come back when they are ready.
 
-    def __init__(self, link: ActorHandle[Any], timed: bool) -> None:
+    ``asked``: it simulates only when asked to ``decide``, as for rounds that close by the clock.
+    """
+
+    def __init__(self, link: ActorHandle[Any], asked: bool) -> None:
         self._link = link
-        self._timed = timed
+        self._asked = asked
         self._under_way: deque[ray.ObjectRef[Timings]] = deque()
 
     def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
-        if self._timed:  # simulated only as far as the next decision: see `decide`
+        if self._asked:
             self._link.extend.remote(ops)
         else:
             self._under_way.append(self._link.time.remote(ops))
@@ -115,12 +119,16 @@ class RayNetwork:
                 return
             yield ray.get(self._under_way.popleft())
 
-    def decide(self) -> tuple[Timings, Arrival | None]:
-        decided: tuple[Timings, Arrival | None] = ray.get(self._link.decide.remote())
+    def decide(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
+        decided: tuple[Timings, Arrival | None, float] = ray.get(self._link.decide.remote(hold_s))
         return decided
 
     def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
         self._link.reply.remote(worker, fragment, version, nbytes, itemsize)
+
+    def end(self) -> Timings:
+        totals: Timings = ray.get(self._link.end.remote())
+        return totals
 
 
 class CoordinatorActor:
@@ -144,7 +152,7 @@ class CoordinatorActor:
         self._coordinator = Coordinator(job, Path(folder))
         workers = RayWorkers(handles, job.island_of)
         try:
-            network = RayNetwork(link, job.experiment.method.timed)
+            network = RayNetwork(link, job.experiment.method.timed or job.on_wall_clock)
             return "done", self._coordinator.run(workers, network, self._stop.is_set)
         except RunError as error:
             return "failed", str(error)

@@ -1,53 +1,44 @@
 """The LinkActor: the network of one experiment, in a process of its own.
 
 It sees metadata only (who sends how many bytes when what is finished), never a payload, and does
-not load torch.
+not load torch. On the wall clock it holds deliveries back until their moment has come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islands.clock import ComputeModel
-from islands.network import Arrival, Timeline, Timings, Topology
+from islands.network import Arrival, Timings
+from islands.network.emulation import Emulation
 from islands.trace import Op
 
 
 class LinkActor:
-    """Gives operations their emulated times (see :class:`islands.network.Timeline`)."""
+    """Gives operations their emulated times (see :mod:`islands.network.emulation`)."""
 
-    def set_up(
-        self,
-        topology: Topology,
-        compute: ComputeModel,
-        collective: str,
-        timed: bool,
-        per_transfer: bool,
-        initial_bytes: int,
-    ) -> None:
+    def set_up(self, emulation: Emulation) -> None:
         """Begin a run: idle links, clocks at zero, the initial model handed out."""
-        self._timeline = Timeline(
-            topology, compute, collective, timed=timed, per_transfer=per_transfer
-        )
-        for worker in range(topology.workers):
-            self._timeline.control(worker, initial_bytes)
+        self._network = emulation.network()
 
     def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
         """Take in more of the graph."""
-        self._timeline.extend(ops)
+        self._network.extend(ops)
 
     def time(self, ops: Sequence[tuple[int, Op]]) -> Timings:
         """Take in more of the graph, simulate as far as it goes, and give the times known by
         now."""
-        self._timeline.extend(ops)
-        self._timeline.advance()
-        return self._timeline.take()
+        self._network.extend(ops)
+        (timings,) = self._network.results(wait=True)
+        return timings
 
-    def decide(self) -> tuple[Timings, Arrival | None]:
-        """Timed runs: simulate up to the next arrival, or to where more operations are needed."""
-        arrival = self._timeline.advance()
-        return self._timeline.take(), arrival
+    def decide(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
+        """As :class:`islands.protocols.Network`; on the wall clock this actor sleeps meanwhile."""
+        return self._network.decide(hold_s)
 
     def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
         """Timed runs: send the coordinator's answer, at the moment of the last arrival."""
-        self._timeline.reply(worker, fragment, version, nbytes, itemsize)
+        self._network.reply(worker, fragment, version, nbytes, itemsize)
+
+    def end(self) -> Timings:
+        """The final totals, and all that was not handed out before."""
+        return self._network.end()

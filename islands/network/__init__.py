@@ -1,20 +1,16 @@
 """The emulated network: when things happen and how many bytes they cost. NumPy only."""
 
+from islands.network.choose import collective_seconds
 from islands.network.collectives import COLLECTIVES
 from islands.network.ledger import KINDS, LinkTotals, TransferRow
-from islands.network.timeline import (
-    Arrival,
-    SyncTiming,
-    Timeline,
-    Timings,
-    WorkerClock,
-    collective_seconds,
-)
-from islands.network.topology import COORDINATOR, Hop, Link, Path, Site, Topology, Wire
+from islands.network.timeline import Timeline
+from islands.network.timings import Arrival, SyncTiming, Timings, WorkerClock
+from islands.network.topology import COORDINATOR, CORE, Hop, Link, Path, Site, Topology, Wire
 
 __all__ = [
     "COLLECTIVES",
     "COORDINATOR",
+    "CORE",
     "KINDS",
     "Arrival",
     "Hop",

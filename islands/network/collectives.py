@@ -1,4 +1,4 @@
-"""What a collective puts on the wire: ring all-reduce, ring all-gather, and the star.
+"""What a collective puts on the wire, and why each member had to wait; the ring is here.
 
 In a ring of p members, member i sends to member i + 1 in phases; in phase k it sends piece
 (i − k) mod p and may do so once it has what arrived in phase k − 1. An all-gather has p − 1 phases
@@ -6,23 +6,30 @@ and piece j is the whole payload of member j. An all-reduce has 2(p − 1) phase
 nearly equal cuts of the payload at whole values: p − 1 phases of reduce-scatter, then p − 1 that
 pass the sums round (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms").
 
-In a star every member sends its payload to the coordinator, which answers each of them.
+Members are *positions*: a scheme's ``order`` says which worker stands where, and its ``open`` gives
+the collective of one round. The other schemes are :mod:`islands.network.star` and
+:mod:`islands.network.hierarchical`; :func:`islands.network.schemes.plan_for` builds any of them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from islands.network.fabric import Fabric
+from islands.network.fabric import Chain, Fabric
 from islands.network.ledger import Amounts, Lanes, Times, TransferRow
-from islands.network.topology import COORDINATOR, Topology
+from islands.network.topology import Topology
 from islands.trace import Bytes, Send
 
 COLLECTIVES = ("all_reduce", "all_gather", "star")
+
+#: A chain that is finished: (root_s, own_s, background_s, propagation_s, others_s).
+Why: TypeAlias = tuple[float, float, float, float, float]
 
 #: Ids order ties by how many rounds the member entered before, then phase, then member. So a
 #: member's later round never overtakes its earlier one, not even when both are ready at one moment.
@@ -49,16 +56,44 @@ def cut(size: Bytes, itemsize: int, parts: int) -> tuple[Bytes, ...]:
     return tuple(pieces)
 
 
+def ring_loads(pieces: Sequence[Bytes], turns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each node of a ring sends in ``turns`` turns: bytes and transfers, (nodes, kinds)."""
+    kinds = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+    # Node i misses the last `turns` of turns·p phases: the pieces i + 1 … i + turns.
+    sizes, counts = (
+        turns * part.sum(0) - sum(np.roll(part, -j, axis=0) for j in range(1, turns + 1))
+        for part in (kinds, (kinds > 0).astype(np.int64))
+    )
+    return sizes, counts
+
+
 class Listener(Protocol):
     """Who is told that a member is done with a collective."""
 
     def __call__(self, collective: Collective, member: int) -> None: ...
 
 
+class Scheme(Protocol):
+    """How a cluster carries out one operation: opens one collective per round.
+
+    ``members`` is their number; ``order[position]`` is the worker that stands at a position.
+    """
+
+    members: int
+    order: tuple[int, ...]
+
+    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Collective:
+        """The collective of round ``key``; ``tell(collective, position)`` at each member's end."""
+        ...
+
+
 class Collective(Times):
     """One round of one fragment: who has entered it, and who is done since when.
 
-    Times are emulated seconds, one entry per member; NaN until known.
+    Times are emulated seconds, one entry per member (position); NaN until known. ``why`` has for
+    each member the chain of transfers that decided its ``done_s``: done_s − root_s is the sum of
+    the other four and of transmission, which is what remains. It is known when ``done_s`` is, and
+    so is ``wire``: the bytes that each member sent.
     """
 
     final_phase = -1
@@ -72,6 +107,7 @@ class Collective(Times):
         self.step = [0] * members
         self.ready_s = [np.nan] * members
         self.done_s = [np.nan] * members
+        self.why: list[Why] = [(np.nan, 0.0, 0.0, 0.0, 0.0)] * members
         self.wire: Sequence[int] = ()
         self.entered = 0
         self.finished = 0
@@ -83,31 +119,182 @@ class Collective(Times):
     def enter(self, member: int, turn: int, ready_s: float, op: Send) -> None:
         """A member hands over its payload, in its own ``turn``-th send; twice is a ValueError."""
         if self.ready_s[member] == self.ready_s[member]:
-            raise ValueError(f"worker {member} sends twice to round {self.key}")
+            raise ValueError(f"member {member} sends twice to round {self.key}")
         self.step[member] = op.step
         self._order[member] = turn << _TRANSFER_BITS
         self.ready_s[member] = ready_s
         self.entered += 1
         self._entered(member, op.size, op.itemsize)
 
-    def finish(self, member: int, done_s: float) -> None:
-        """Everything that this member sends has left and everything for it has arrived."""
+    def finish(self, member: int, done_s: float, chain: Chain) -> None:
+        """Everything that this member sends has left and everything for it has arrived.
+
+        ``chain`` is that of the last of these things to happen.
+        """
+        root_s, own_s, background_s, propagation_s, others_s = chain
+        self.why[member] = (root_s, own_s, background_s, propagation_s, others_s)
         self.done_s[member] = done_s
         self.finished += 1
         self._tell(self, member)
 
+    def _alone(self) -> None:
+        """The only member has nobody to wait for."""
+        self.wire = (0,)
+        self.finish(0, self.ready_s[0], self._own(0))
+
+    def _own(self, member: int) -> Chain:
+        """The chain of what a member sends because of its own readiness."""
+        return [self.ready_s[member], 0.0, 0.0, 0.0, 0.0]
+
     def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
         raise NotImplementedError
 
-    def left(self, lane: int, finish_s: float) -> None:
-        """Only collectives whose members may be done before their data has arrived care."""
+    def left(self, lane: int, finish_s: float, chain: Chain) -> None:
+        """A transfer of the final phase has left its sender's port.
 
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:
+        ``chain`` is as of then, with the queueing at that port and without the delay after it, and
+        goes on changing: copy what is kept. Only collectives whose members may be done before
+        their data has arrived care.
+        """
+
+    def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
+        """A transfer's last byte arrives at ``time_s``; its ``chain`` is finished and now ours."""
         raise NotImplementedError
 
     def rows(self) -> list[TransferRow]:
         """The ledger rows of this collective, once all members are done."""
         raise NotImplementedError
+
+
+def check_reduced(
+    key: tuple[int, int], member: int, mine: tuple[Bytes, int], others: tuple[Bytes, int]
+) -> None:
+    """An all-reduce needs the same payload and item size from everyone; else a ValueError."""
+    if mine != others:
+        raise ValueError(f"member {member} sends {mine} to all-reduce {key}, others {others}")
+
+
+class Relay(Collective):
+    """A collective some of whose members are the nodes of a ring: node i sends to node i + 1.
+
+    A node may send from the moment at which :meth:`_join` is called for it. Lane i of ``lanes`` is
+    its way to the next node; more lanes may follow for other purposes.
+
+    What a node sends to the next one goes through one connection, piece after piece. FIFO ports see
+    to that by themselves. On a fair lane the pieces would share the bandwidth with each other, all
+    arrive late together and leave the next node idle; so there each waits until the one before it
+    has left, which counts as queueing at the port.
+    """
+
+    def __init__(
+        self,
+        key: tuple[int, int],
+        members: int,
+        fabric: Fabric,
+        tell: Listener,
+        *,
+        lanes: Lanes,
+        nodes: int,
+        phases: int,
+        per_transfer: bool,
+    ) -> None:
+        super().__init__(
+            key, members, lanes.width * (max(phases, 1) if per_transfer else 1), fabric, tell
+        )
+        self.final_phase = max(phases, 1) - 1
+        self._lanes = lanes
+        self._nodes = nodes
+        self._stride = lanes.width if per_transfer else 0
+        #: What each node puts into the ring: bytes of piece j. Known before anyone sends it.
+        self._pieces = [0] * nodes
+        self._from_s = [np.nan] * nodes
+        self._roots: list[Chain] = [[]] * nodes
+        self._ids = [0] * nodes
+        self._inbox: list[list[tuple[float, Chain]]] = [[] for _ in range(nodes)]
+        #: The connections over fair lanes, by node.
+        self._streams = {
+            node: _Stream() for node in range(nodes if phases else 0) if lanes.paths[node][0].fair
+        }
+
+    def _join(self, node: int, number: int, from_s: float, chain: Chain) -> None:
+        """Node ``node`` sends from ``from_s`` on; ``number`` is the id of its first transfer."""
+        self._from_s[node] = from_s
+        self._roots[node] = chain
+        self._ids[node] = number
+        self._pass(node, 0, from_s, chain.copy())
+        # Neighbours may have been ready long before: what they sent need not wait any more.
+        for phase, (arrived_s, arrived) in enumerate(self._inbox[node], start=1):
+            if arrived_s > from_s:
+                self._pass(node, phase, arrived_s, arrived)
+            else:
+                self._pass(node, phase, from_s, chain.copy())
+
+    def _pass(self, node: int, phase: int, time_s: float, chain: Chain) -> None:
+        """Send what is due in ``phase``, for which the node has been ready since ``time_s``."""
+        tag = phase
+        if self._streams and (stream := self._streams.get(node)) is not None:
+            if stream.busy:
+                stream.waiting.append((phase, time_s, chain))
+                return
+            stream.busy = True
+            tag = self.final_phase  # of each of these we want to hear when it has left
+        lanes = self._lanes
+        size = self._pieces[(node - phase) % self._nodes]
+        slot = lanes.slots[node] + phase * self._stride
+        number = self._ids[node] + phase * self.members
+        self._fabric.send(time_s, number, (lanes.paths[node], size, self, slot, node, tag, chain))
+
+    def left(self, lane: int, finish_s: float, chain: Chain) -> None:
+        stream = self._streams.get(lane)
+        if stream is not None:
+            stream.left += 1
+            stream.busy = False
+            if stream.waiting:
+                phase, ready_s, following = stream.waiting.popleft()
+                if finish_s > ready_s:
+                    following[1] += finish_s - ready_s
+                    self.queued_s[self._lanes.slots[lane] + phase * self._stride] += (
+                        finish_s - ready_s
+                    )
+                self._pass(lane, phase, max(ready_s, finish_s), following)
+            if stream.left <= self.final_phase:
+                return
+        self._departed(lane, finish_s, chain)
+
+    def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
+        node = lane + 1 if lane + 1 < self._nodes else 0
+        if self._streams and (stream := self._streams.get(lane)) is not None:
+            phase = stream.delivered
+            stream.delivered += 1
+        if phase == self.final_phase:
+            self._gathered(node, time_s, chain)
+            return
+        from_s = self._from_s[node]
+        if time_s > from_s:
+            self._pass(node, phase + 1, time_s, chain)
+        elif from_s == from_s:
+            self._pass(node, phase + 1, from_s, self._roots[node].copy())
+        else:
+            self._inbox[node].append((time_s, chain))
+
+    def _gathered(self, node: int, time_s: float, chain: Chain) -> None:
+        """A node has received everything that goes round."""
+        raise NotImplementedError
+
+    def _departed(self, lane: int, finish_s: float, chain: Chain) -> None:
+        """The last that a node passes on has left its port; ``chain`` as of then, to be copied."""
+        raise NotImplementedError
+
+
+class _Stream:
+    """The pieces that one node sends to the next over a fair lane, one at a time and in order."""
+
+    __slots__ = ("busy", "delivered", "left", "waiting")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.left = self.delivered = 0
+        self.waiting: deque[tuple[int, float, Chain]] = deque()
 
 
 class RingPlan:
@@ -116,30 +303,36 @@ class RingPlan:
     def __init__(self, lanes: Lanes, pieces: Sequence[Bytes], turns: int) -> None:
         self.pieces = tuple(pieces)
         self.totals = [piece.total for piece in pieces]
-        kinds = np.array(pieces, dtype=np.int64).reshape(-1, 3)
-        # Member i misses the last `turns` of turns·p phases: the pieces i + 1 … i + turns.
-        sizes, counts = (
-            turns * part.sum(0) - sum(np.roll(part, -j, axis=0) for j in range(1, turns + 1))
-            for part in (kinds, (kinds > 0).astype(np.int64))
-        )
+        sizes, counts = ring_loads(pieces, turns)
         self.wire: list[int] = sizes.sum(1).tolist()
         self.amounts: Amounts = lanes.amounts(sizes, counts)
 
 
 class Rings:
-    """The ring over all workers in contiguous island order, and plans for payloads seen before."""
+    """The ring over all workers in a given order, and plans for payloads seen before.
 
-    def __init__(self, topology: Topology, collective: str, *, per_transfer: bool) -> None:
+    ``order[i]`` is the worker at position i; lane i goes from there to position i + 1.
+    """
+
+    def __init__(
+        self, topology: Topology, collective: str, order: Sequence[int], *, per_transfer: bool
+    ) -> None:
         self.members = topology.workers
+        self.order = tuple(order)
         self.turns = 2 if collective == "all_reduce" else 1
         self.phases = self.turns * (self.members - 1)
         self.per_transfer = per_transfer
-        ends = [(i, (i + 1) % self.members) for i in range(self.members)]
+        self.wan_links = len(topology.links)  # the first resources are WAN links
+        ends = list(zip(self.order, self.order[1:] + self.order[:1], strict=True))
         self.lanes = Lanes(topology, ends if self.members > 1 else [])
-        resources = [hop.resource for path in self.lanes.paths for hop in path]
-        #: No two lanes share a resource, so lanes meet only where one hands over to the next.
-        self.disjoint = len(set(resources)) == len(resources)
+        #: No two lanes share a resource, so lanes meet only where one hands over to the next, and
+        #: every hop serves in order at one constant rate: what the vectorised path takes for given.
+        self.disjoint = _disjoint(topology, self.lanes)
         self._plans: dict[tuple[Bytes | int, ...], RingPlan] = {}
+
+    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Ring:
+        """The ring of one round; it is still to be launched, or to be computed as arrays."""
+        return Ring(self, key, fabric, tell)
 
     def plan(self, sizes: Sequence[Bytes], itemsize: int) -> RingPlan:
         """The plan for payloads of these sizes: one per member, or just one for an all-reduce."""
@@ -154,23 +347,44 @@ class Rings:
         return plan
 
 
-class Ring(Collective):
+def _disjoint(topology: Topology, lanes: Lanes) -> bool:
+    hops = [hop for path in lanes.paths for hop in path]
+    resources = {hop.resource for hop in hops}
+    links = [topology.links[number] for number in resources if number < len(topology.links)]
+    return (
+        len(resources) == len(hops)
+        and not any(hop.fair for hop in hops)
+        and all(
+            link.background is None
+            and not link.jitter_s
+            and link.bandwidth is None
+            and link.delay is None
+            for link in links
+        )
+    )
+
+
+class Ring(Relay):
     """One ring collective. It waits for :meth:`launch` before it uses the event loop."""
 
     def __init__(self, rings: Rings, key: tuple[int, int], fabric: Fabric, tell: Listener) -> None:
         members = rings.members
+        super().__init__(
+            key,
+            members,
+            fabric,
+            tell,
+            lanes=rings.lanes,
+            nodes=members,
+            phases=rings.phases,
+            per_transfer=rings.per_transfer,
+        )
         self.rings = rings
         self.launched = False
-        self.final_phase = rings.phases - 1
-        self._stride = rings.lanes.width if rings.per_transfer else 0
         self._sizes: list[Bytes | None] = [None] * members
         self._reduced = (Bytes(), 0)
-        self._totals: list[int] = []
-        self._inbox: list[list[float]] = [[] for _ in range(members)]
-        self._left_s = [np.nan] * members
-        self._arrived_s = [np.nan] * members
-        slots = rings.lanes.width * (rings.phases if rings.per_transfer else 1)
-        super().__init__(key, members, slots, fabric, tell)
+        self._left: list[tuple[float, Chain] | None] = [None] * members
+        self._arrived: list[tuple[float, Chain] | None] = [None] * members
 
     @property
     def plan(self) -> RingPlan:
@@ -182,66 +396,42 @@ class Ring(Collective):
     def launch(self) -> None:
         """Start the sends of those who have entered; later ones start as they enter."""
         self.launched = True
-        for member, size in enumerate(self._sizes):
-            if size is not None:
-                self._start(member)
+        if self.members > 1:
+            for member, size in enumerate(self._sizes):
+                if size is not None:
+                    self._start(member)
 
     def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
         self._sizes[member] = size
         if self.rings.turns == 1:
-            if not self._totals:
-                self._totals = [0] * self.members
-            self._totals[member] = size.total
+            self._pieces[member] = size.total
         elif self.entered == 1:
             self._reduced = (size, itemsize)
-            self._totals = self.plan.totals
-        elif (size, itemsize) != self._reduced:
-            raise ValueError(
-                f"worker {member} sends {(size, itemsize)} to all-reduce {self.key}, "
-                f"others {self._reduced}"
-            )
+            self._pieces = self.plan.totals
+        else:
+            check_reduced(self.key, member, (size, itemsize), self._reduced)
         if self.members == 1:
-            self.wire = (0,)
-            self.finish(member, self.ready_s[member])
+            self._alone()
         elif self.launched:
             self._start(member)
 
     def _start(self, member: int) -> None:
-        ready_s = self.ready_s[member]
-        self._send(member, 0, ready_s)
-        # Neighbours may have been ready long before: what they sent need not wait any more.
-        for phase, arrived_s in enumerate(self._inbox[member], start=1):
-            if phase <= self.final_phase:
-                self._send(member, phase, max(ready_s, arrived_s))
+        number = self._order[member] + member
+        self._join(member, number, self.ready_s[member], self._own(member))
 
-    def _send(self, member: int, phase: int, time_s: float) -> None:
-        lanes = self.rings.lanes
-        size = self._totals[(member - phase) % self.members]
-        slot = lanes.slots[member] + phase * self._stride
-        order = self._order[member] + phase * self.members + member
-        self._fabric.send(time_s, order, (lanes.paths[member], size, self, slot, member, phase))
-
-    def left(self, lane: int, finish_s: float) -> None:
-        self._left_s[lane] = finish_s
+    def _departed(self, lane: int, finish_s: float, chain: Chain) -> None:
+        self._left[lane] = (finish_s, chain.copy())
         self._maybe_finish(lane)
 
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:
-        member = lane + 1 if lane + 1 < self.members else 0
-        if phase == self.final_phase:
-            self._arrived_s[member] = time_s
-            self._maybe_finish(member)
-            return
-        ready_s = self.ready_s[member]
-        if ready_s == ready_s:
-            self._send(member, phase + 1, time_s if time_s > ready_s else ready_s)
-        else:
-            self._inbox[member].append(time_s)
+    def _gathered(self, node: int, time_s: float, chain: Chain) -> None:
+        self._arrived[node] = (time_s, chain)
+        self._maybe_finish(node)
 
     def _maybe_finish(self, member: int) -> None:
-        arrived_s, left_s = self._arrived_s[member], self._left_s[member]
-        if arrived_s == arrived_s and left_s == left_s:
+        arrived, left = self._arrived[member], self._left[member]
+        if arrived is not None and left is not None:
             self.wire = self.wire or self.plan.wire
-            self.finish(member, max(arrived_s, left_s))
+            self.finish(member, *(arrived if arrived[0] > left[0] else left))
 
     def rows(self) -> list[TransferRow]:
         lanes, plan = self.rings.lanes, self.plan
@@ -253,121 +443,3 @@ class Ring(Collective):
         for phase in range(self.rings.phases):
             for lane in range(self.members):
                 yield phase, lane, pieces[(lane - phase) % self.members]
-
-
-class Star(Collective):
-    """All members' payloads go to the coordinator; when the last is in, each gets an answer.
-
-    The answer has the size of the lowest member's payload.
-    """
-
-    def __init__(self, stars: Stars, key: tuple[int, int], fabric: Fabric, tell: Listener) -> None:
-        super().__init__(key, stars.members, stars.lanes.width, fabric, tell)
-        self._stars = stars
-        self._sizes = [Bytes()] * stars.members
-        self._in = 0
-        self._closed_s = 0.0
-
-    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
-        self._sizes[member] = size
-        if self.members == 1:
-            self.wire = (0,)
-            self.finish(member, self.ready_s[member])
-        else:
-            self._send(member, 0, self.ready_s[member], size.total)
-
-    def _send(self, lane: int, phase: int, time_s: float, size: int) -> None:
-        lanes = self._stars.lanes
-        transfer = (lanes.paths[lane], size, self, lanes.slots[lane], lane, phase)
-        order = self._order[lane % self.members] + lane
-        self._fabric.send(time_s, order, transfer)
-
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:
-        if phase == 1:
-            self.finish(lane - self.members, time_s)
-            return
-        self._in += 1
-        self._closed_s = max(self._closed_s, time_s)
-        if self._in == self.members:
-            answer = self._sizes[0].total
-            self.wire = [size.total + answer for size in self._sizes]
-            for down in range(self.members, 2 * self.members):
-                self._send(down, 1, self._closed_s, answer)
-
-    def rows(self) -> list[TransferRow]:
-        lanes = self._stars.lanes
-        if not lanes.paths:
-            return []
-        sizes = [*self._sizes, *[self._sizes[0]] * self.members]
-        if self._stars.per_transfer:
-            transfers = ((0, lane, size) for lane, size in enumerate(sizes))
-            return lanes.rows_each(self.key, self, transfers)
-        kinds = np.array(sizes, dtype=np.int64)
-        return lanes.rows(self.key, self, lanes.amounts(kinds, (kinds > 0).astype(np.int64)))
-
-
-class Stars:
-    """Paths up from every worker, then down to every worker; none for a worker that is alone."""
-
-    def __init__(self, topology: Topology, *, per_transfer: bool) -> None:
-        self.members = topology.workers
-        self.per_transfer = per_transfer
-        workers = range(self.members if self.members > 1 else 0)
-        up = [(worker, COORDINATOR) for worker in workers]
-        down = [(COORDINATOR, worker) for worker in workers]
-        self.lanes = Lanes(topology, [*up, *down])
-        self.pairs = [Lanes(topology, list(ends)) for ends in zip(up, down, strict=True)]
-
-
-class Contribution(Collective):
-    """One worker's own round in a star whose answers depend on time: up, a decision, down.
-
-    Its only member has number 0 here, whichever worker it is.
-    """
-
-    def __init__(
-        self,
-        stars: Stars,
-        key: tuple[int, int],
-        worker: int,
-        fabric: Fabric,
-        tell: Listener,
-    ) -> None:
-        self._lanes = stars.pairs[worker] if stars.pairs else None
-        super().__init__(key, 1, self._lanes.width if self._lanes else 0, fabric, tell)
-        self.worker = worker
-        self.arrived = False
-        self.answered = False
-        self._sizes = [Bytes(), Bytes()]
-
-    def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
-        self._order[member] += self.worker
-        self._move(0, self.ready_s[member], size)
-
-    def answer(self, time_s: float, size: Bytes) -> None:
-        """The coordinator sends its answer at ``time_s``."""
-        self.answered = True
-        up = self._sizes[0].total
-        self.wire = (up + size.total if self._lanes else 0,)
-        self._move(1, time_s, size)
-
-    def _move(self, lane: int, time_s: float, size: Bytes) -> None:
-        self._sizes[lane] = size
-        if self._lanes is None:
-            self.delivered(lane, lane, time_s)
-            return
-        path, slot = self._lanes.paths[lane], self._lanes.slots[lane]
-        self._fabric.send(time_s, self._order[0], (path, size.total, self, slot, lane, lane))
-
-    def delivered(self, lane: int, phase: int, time_s: float) -> None:
-        if lane == 0:
-            self._fabric.announce(time_s, self._order[0], self)
-        else:
-            self.finish(0, time_s)
-
-    def rows(self) -> list[TransferRow]:
-        """The rows of the latest transfer: up when it has arrived, down when that has."""
-        if self._lanes is None:
-            return []
-        lane = int(self.answered)
-        return self._lanes.rows_each(self.key, self, [(0, lane, self._sizes[lane])])

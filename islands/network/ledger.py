@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from islands.network.topology import Path, Topology, lan_name
 from islands.trace import Bytes
+
+if TYPE_CHECKING:
+    from islands.network.fabric import Fabric
 
 #: The kinds of content of a payload, in the order of :class:`islands.trace.Bytes`.
 KINDS = ("values", "indices", "scales")
@@ -42,11 +45,17 @@ class TransferRow(NamedTuple):
 class LinkTotals(NamedTuple):
     """Everything that crossed a link, and for how long it was sending (control takes no time).
 
-    A LAN has as many ports as workers: its busy time is the mean over them.
+    ``bytes`` includes the ``background_bytes`` of other jobs, which are known at the end of a run,
+    like ``peak`` and ``p95``: the largest and the 95th percentile of the shares of each second that
+    the link was busy. A LAN has as many ports as workers: its busy time is the mean over them, and
+    its seconds are not looked at.
     """
 
     bytes: int
     busy_s: float
+    background_bytes: int = 0
+    peak: float | None = None
+    p95: float | None = None
 
 
 #: Per ledger line of some lanes: (kind, bytes, number of transfers) of each kind that was there.
@@ -138,14 +147,16 @@ class Times:
 class Ledger:
     """Adds rows up, per link and in all, and hands the new ones out."""
 
-    def __init__(self, topology: Topology, *, per_transfer: bool) -> None:
+    def __init__(self, topology: Topology, fabric: Fabric, *, per_transfer: bool) -> None:
         self._topology = topology
+        self._fabric = fabric
         self._per_transfer = per_transfer
         self._bytes = {link.name: 0 for link in topology.links}
         self._bytes.update({lan_name(site.name): 0 for site in topology.sites})
         self._control = dict.fromkeys(self._bytes, 0)
         self._rows: list[TransferRow] = []
         self._handed_out: dict[str, TransferRow] = {}
+        self._final: dict[str, LinkTotals] | None = None
 
     def add(self, rows: Iterable[TransferRow]) -> None:
         """Count finished transfers."""
@@ -181,6 +192,8 @@ class Ledger:
     @property
     def links(self) -> dict[str, LinkTotals]:
         """Totals so far of every WAN link, then of every LAN."""
+        if self._final is not None:
+            return self._final
         rates = {link.name: link.bytes_per_s for link in self._topology.links}
         for site in self._topology.sites:
             rates[lan_name(site.name)] = site.lan_bytes_per_s * site.workers
@@ -189,9 +202,31 @@ class Ledger:
             for name, size in self._bytes.items()
         }
 
+    def end(self, end_s: float) -> None:
+        """Close the books at ``end_s``: other jobs' transfers, and how busy the links were."""
+        self._fabric.settle(end_s)
+        totals = dict(self.links)
+        for resource, link in enumerate(self._topology.links):
+            line = self._fabric.lines[resource]
+            assert line is not None
+            used = line.usage.summary(end_s)
+            mine = totals[link.name]
+            # A constant link that carries nobody else is busy for exactly its bytes over its rate.
+            busy_s = mine.busy_s if line.plain else used.busy_s
+            others = self._fabric.others(resource)
+            size = 0
+            if others is not None:
+                size = others.bytes
+                moments = (others.first_start_s, others.last_s + link.delay_s, others.queued_s)
+                self._rows.append(
+                    TransferRow(-1, 0, link.name, "background", size, others.count, *moments)
+                )
+            totals[link.name] = LinkTotals(mine.bytes + size, busy_s, size, used.peak, used.p95)
+        self._final = totals
+
     @property
     def wan_bytes(self) -> int:
-        """Bytes over all WAN links; a route of two links counts twice."""
+        """Bytes of this run over all WAN links; a route of two links counts twice."""
         return sum(self._bytes[link.name] for link in self._topology.links)
 
     @property

@@ -13,85 +13,38 @@ holds up nothing. That makes the result independent of how the operations are ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from islands.clock import ComputeModel, FixedSteps
+from islands.clock import ComputeModel
 from islands.errors import InputError, nearest
-from islands.network.collectives import (
-    COLLECTIVES,
-    Collective,
-    Contribution,
-    Ring,
-    Rings,
-    Star,
-    Stars,
-)
+from islands.network.collectives import COLLECTIVES, Collective, Ring, Rings
 from islands.network.fabric import Fabric
-from islands.network.ledger import Ledger, LinkTotals, TransferRow
+from islands.network.ledger import Ledger, LinkTotals
+from islands.network.schemes import plan_for
+from islands.network.star import Contribution, Contributions
+from islands.network.timings import Arrival, SyncTiming, Timings, WorkerClock, wait_parts
 from islands.network.topology import Topology
 from islands.network.vectorised import FASTER_AS_ARRAYS, RingArrays
-from islands.trace import Bytes, Compute, End, Mark, Op, Receive, Send
-
-
-class Arrival(NamedTuple):
-    """A worker's contribution has reached the coordinator at ``time_s``."""
-
-    time_s: float
-    worker: int
-    fragment: int
-    version: int
-
-
-class SyncTiming(NamedTuple):
-    """One worker's passage through one round: ready to send, done receiving, time spent waiting."""
-
-    fragment: int
-    version: int
-    worker: int
-    step: int
-    ready_s: float
-    done_s: float
-    wait_s: float
-    wire_bytes: int
-
-
-class WorkerClock(NamedTuple):
-    """How far a worker has come, and what it spent its emulated time on."""
-
-    compute_s: float
-    wait_s: float
-    clock_s: float
-
-
-@dataclass
-class Timings:
-    """What became known since the last :meth:`Timeline.take`.
-
-    ``steps`` holds (worker, first step, starts, ends), the last two float64 arrays in seconds.
-    ``marks`` holds (step, moment when the last worker passed it); ``clocks`` has every worker's as
-    of now, ``links`` the totals so far of every link.
-    """
-
-    steps: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = field(
-        default_factory=list
-    )
-    syncs: list[SyncTiming] = field(default_factory=list)
-    transfers: list[TransferRow] = field(default_factory=list)
-    marks: list[tuple[int, float]] = field(default_factory=list)
-    clocks: list[WorkerClock] = field(default_factory=list)
-    links: dict[str, LinkTotals] = field(default_factory=dict)
+from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
 
 
 class _Worker:
     """One worker's clock and the operations it has not come to yet."""
 
-    __slots__ = ("clock_s", "compute_s", "ended", "number", "ops", "sends", "wait_s", "waits_for")
+    __slots__ = (
+        "clock_s",
+        "compute_s",
+        "ended",
+        "number",
+        "ops",
+        "sends",
+        "wait_s",
+        "waited_s",
+        "waits_for",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -99,6 +52,7 @@ class _Worker:
         self.clock_s = 0.0
         self.compute_s = 0.0
         self.wait_s = 0.0
+        self.waited_s = [0.0] * 5  # the last five of a WorkerClock
         self.sends = 0
         self.waits_for: Collective | None = None
         self.ended = False
@@ -107,11 +61,13 @@ class _Worker:
 class Timeline:
     """Gives every operation of a trace its emulated time.
 
-    ``collective`` is ``all_reduce``, ``all_gather`` or ``star``. With ``timed`` (star only) every
-    send is a contribution of its own, and the caller decides at each :class:`Arrival` whom to
-    answer. ``per_transfer`` gives a ledger row per transfer instead of per round and link.
-    A ring that meets no other traffic is computed as arrays where that is faster; ``vectorise``
-    forces or forbids it, and changes no bit of any result.
+    ``collective`` is what the method needs: ``all_reduce``, ``all_gather`` or ``star``; ``scheme``
+    how the first two are carried out: ``ring``, ``star`` or ``hierarchical``. ``ring_order`` names
+    the islands in the ring's order (None: chosen). ``seed`` decides other jobs' transfers and
+    jitter. With ``timed`` (star only) every send is a contribution of its own, and the caller
+    decides at each :class:`Arrival` whom to answer. ``per_transfer`` gives a ledger row per
+    transfer instead of per round and link. A ring that meets no other traffic is computed as arrays
+    where that is faster; ``vectorise`` forces or forbids it, and changes no bit of any result.
     """
 
     def __init__(
@@ -120,6 +76,9 @@ class Timeline:
         compute: ComputeModel,
         collective: str,
         *,
+        scheme: str = "ring",
+        ring_order: Sequence[str] | None = None,
+        seed: int = 0,
         timed: bool = False,
         per_transfer: bool = False,
         vectorise: bool | None = None,
@@ -134,20 +93,19 @@ class Timeline:
         self.wire_bytes = 0
         self._compute = compute
         self._timed = timed
-        self._fabric = Fabric(topology.resources)
-        self._ledger = Ledger(topology, per_transfer=per_transfer)
-        self._stars = Stars(topology, per_transfer=per_transfer) if collective == "star" else None
-        self._rings = Rings(
-            topology,
-            "all_reduce" if collective == "star" else collective,
-            per_transfer=per_transfer,
+        self._fabric = Fabric(topology, seed)
+        self._ledger = Ledger(topology, self._fabric, per_transfer=per_transfer)
+        plan = plan_for(
+            topology, collective, scheme, ring_order, timed=timed, per_transfer=per_transfer
         )
+        self._plan = plan
+        self._position = {worker: n for n, worker in enumerate(plan.order)}
         self._arrays = None
         if vectorise is None:
             vectorise = topology.workers >= FASTER_AS_ARRAYS
-        able = self._rings.disjoint and topology.workers > 1 and collective != "star"
-        if vectorise and able and not per_transfer:
-            self._arrays = RingArrays(self._rings)
+        alone = vectorise and topology.workers > 1 and not per_transfer
+        if alone and isinstance(plan, Rings) and plan.disjoint:
+            self._arrays = RingArrays(plan)
         self._workers = [_Worker(number) for number in range(topology.workers)]
         self._runnable: list[_Worker] = []
         self._starved = set(self._workers)
@@ -199,9 +157,19 @@ class Timeline:
         """Everything that was found since the last call, and every worker's clock as of now."""
         found, self._found = self._found, Timings()
         found.transfers = self._ledger.take()
-        found.clocks = [WorkerClock(w.compute_s, w.wait_s, w.clock_s) for w in self._workers]
+        found.clocks = [
+            WorkerClock(w.compute_s, w.wait_s, w.clock_s, *w.waited_s) for w in self._workers
+        ]
         found.links = self._ledger.links
+        found.stalled = self._fabric.stuck
         return found
+
+    def end(self) -> Timings:
+        """The run is over, finished or not: the other jobs' transfers up to the last worker's
+        clock, and how busy every link was."""
+        end_s = max(worker.clock_s for worker in self._workers)
+        self._ledger.end(end_s)
+        return self.take()
 
     @property
     def links(self) -> dict[str, LinkTotals]:
@@ -253,7 +221,7 @@ class Timeline:
                 break
             else:
                 self._release()
-        if self._waiting and not self._starved and not self._timed:
+        if self._waiting and not self._starved and not self._timed and not self._fabric.stuck:
             stuck = next(w for w in self._workers if w.waits_for is not None)
             assert stuck.waits_for is not None
             raise ValueError(
@@ -307,8 +275,8 @@ class Timeline:
     def _key(self, worker: _Worker, op: Send | Receive) -> tuple[int, int, int]:
         return op.fragment, op.version, worker.number if self._timed else -1
 
-    def _member(self, worker: _Worker) -> int:
-        return 0 if self._timed else worker.number
+    def _position_of(self, worker: _Worker) -> int:
+        return 0 if self._timed else self._position[worker.number]
 
     def _send(self, worker: _Worker, op: Send) -> None:
         key = self._key(worker, op)
@@ -316,23 +284,22 @@ class Timeline:
         if collective is None:
             collective = self._open[key] = self._begin(worker, (op.fragment, op.version))
         worker.sends += 1
-        collective.enter(self._member(worker), worker.sends, worker.clock_s, op)
+        collective.enter(self._position_of(worker), worker.sends, worker.clock_s, op)
 
     def _begin(self, worker: _Worker, key: tuple[int, int]) -> Collective:
         """Open a round. A ring that may prove to be alone is held back: see `_finish_at_once`."""
         if self._held is not None:
             self._release()
         self._flying += 1
-        if self._stars is not None and self._timed:
-            return Contribution(self._stars, key, worker.number, self._fabric, self._done)
-        if self._stars is not None:
-            return Star(self._stars, key, self._fabric, self._done)
-        ring = Ring(self._rings, key, self._fabric, self._done)
-        if self._arrays is not None and self._flying == 1:
-            self._held = ring
-        else:
-            ring.launch()
-        return ring
+        if isinstance(self._plan, Contributions):
+            return self._plan.open_for(worker.number, key, self._fabric, self._done)
+        collective = self._plan.open(key, self._fabric, self._done)
+        if isinstance(collective, Ring):
+            if self._arrays is not None and self._flying == 1:
+                self._held = collective
+            else:
+                collective.launch()
+        return collective
 
     def _release(self) -> None:
         """The held ring meets other traffic after all: give it to the event loop."""
@@ -348,10 +315,10 @@ class Timeline:
         """
         assert self._arrays is not None
         self._held = None
-        self._arrays.run(ring, self._fabric.free_s)
+        self._arrays.run(ring, self._fabric.free_s, self._fabric.served)
         self._complete(ring)
         for worker in self._workers:
-            self._wake(worker, ring, worker.number)
+            self._wake(worker, ring, self._position_of(worker))
         self._runnable += self._workers
 
     def _done(self, collective: Collective, member: int) -> None:
@@ -359,7 +326,7 @@ class Timeline:
         if collective.finished == collective.members:
             self._complete(collective)
         worker = self._workers[
-            collective.worker if isinstance(collective, Contribution) else member
+            collective.worker if isinstance(collective, Contribution) else self._plan.order[member]
         ]
         if worker.waits_for is collective:
             self._wake(worker, collective, member)
@@ -377,7 +344,7 @@ class Timeline:
 
     def _receive(self, worker: _Worker, op: Receive) -> bool:
         """Whether the worker can go on now."""
-        collective, member = self._open.get(self._key(worker, op)), self._member(worker)
+        collective, member = self._open.get(self._key(worker, op)), self._position_of(worker)
         if collective is None or collective.ready_s[member] != collective.ready_s[member]:
             raise ValueError(
                 f"worker {worker.number} receives {(op.fragment, op.version)} without having sent"
@@ -394,6 +361,8 @@ class Timeline:
         wait_s = 0.0
         if done_s > worker.clock_s:
             wait_s = done_s - worker.clock_s
+            for n, part in enumerate(wait_parts(collective.why[member], worker.clock_s, done_s)):
+                worker.waited_s[n] += part
             worker.clock_s = done_s
             worker.wait_s += wait_s
         self._found.syncs.append(
@@ -405,6 +374,7 @@ class Timeline:
                 done_s,
                 wait_s,
                 collective.wire[member],
+                worker.clock_s,
             )
         )
         collective.received += 1
@@ -417,13 +387,3 @@ class Timeline:
         self._now_s = time_s
         self._ledger.add(contribution.rows())
         return Arrival(time_s, contribution.worker, *contribution.key)
-
-
-def collective_seconds(topology: Topology, collective: str, nbytes: int, itemsize: int) -> float:
-    """Time of one collective of ``nbytes`` per member, alone, with everyone ready at 0; seconds."""
-    timeline = Timeline(topology, FixedSteps((0.0,) * topology.workers), collective)
-    for worker in range(topology.workers):
-        send = Send(0, 1, 0, Bytes(values=nbytes), itemsize)
-        timeline.extend((worker, op) for op in (send, Receive(0, 1), End()))
-    timeline.advance()
-    return max(clock.clock_s for clock in timeline.take().clocks)

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from islands.results.folder import EXPERIMENT
+from islands.results.pace_rows import pace_rows
 from islands.units import format_bytes, format_seconds
 
 WIDTH = 80
@@ -228,7 +229,7 @@ def final_table(summary: Summary) -> RenderableType:
     numbers.add_column(no_wrap=True)
     numbers.add_column(justify="right", no_wrap=True)
     numbers.add_column(style="dim", overflow="fold")
-    for rows in (_quality_rows, _time_rows, _byte_rows, _trouble_rows):
+    for rows in (_quality_rows, _time_rows, pace_rows, _byte_rows, _trouble_rows):
         for row in rows(summary):
             numbers.add_row(*row)
     parts: list[RenderableType] = [title, "", numbers]
@@ -256,12 +257,28 @@ def _quality_rows(summary: Summary) -> Iterator[Row]:
     yield "", "best", format_loss(summary["best_val_loss"]), ""
 
 
+#: What the parts of a wait are called.
+WAITS = {
+    "background_s": "queueing behind other jobs",
+    "queue_s": "queueing behind our own transfers",
+    "transmission_s": "transmission",
+    "propagation_s": "propagation",
+    "others_s": "waiting for other workers",
+}
+
+
 def _time_rows(summary: Summary) -> Iterator[Row]:
     elapsed, wait = summary["emulated_s"], summary["wait_s"]
     busy = _share(summary["compute_utilization"])
     yield "time", "emulated", format_seconds(elapsed), "when the last worker ends"
     yield "", "computing", format_seconds(summary["compute_s"]), f"{busy} compute utilization"
     yield "", "waiting", format_seconds(wait), "for synchronisations, mean over workers"
+    spent = summary["time"]
+    whole = sum(spent.values())
+    for name, what in WAITS.items():
+        if spent[name] > 5e-4 * whole:
+            share = _share(spent[name] / whole)
+            yield "", "", format_seconds(spent[name]), f"{share} {what}"
     yield "", "on this host", format_seconds(summary["wall_s"]), "wall"
 
 
@@ -278,6 +295,8 @@ def _byte_rows(summary: Summary) -> Iterator[Row]:
     yield "", "wire in all", format_bytes(summary["wire_bytes_total"]), "sent by all workers"
     yield "", "over the WAN", format_bytes(summary["wan_bytes"]), "on all links between islands"
     yield "", "inside LANs", format_bytes(summary["lan_bytes"]), ""
+    for currency, cost in summary["egress_cost"].items():
+        yield "cost", "egress", f"{cost:,.4g} {currency}", "at the links' prices"
 
 
 def _trouble_rows(summary: Summary) -> Iterator[Row]:
@@ -309,14 +328,20 @@ def _link_table(links: Mapping[str, Mapping[str, float]]) -> RenderableType:
     busiest = sorted(links.items(), key=lambda item: -item[1]["utilization"])
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold cyan")
     table.add_column("link", overflow="fold")
-    for name in ("bytes", "busy", "utilization"):
+    shared = any(link["background_bytes"] for link in links.values())
+    columns = ("bytes", "others'", "busy", "utilization", "95 %", "peak")
+    for name in columns if shared else (columns[0], *columns[2:]):
         table.add_column(name, justify="right", no_wrap=True)
     for name, link in busiest[:MOST_LINKS]:
+        others = [format_bytes(link["background_bytes"])] if shared else []
+        seconds = [link["p95_utilization"], link["peak_utilization"]]
         table.add_row(
             Text(name),
-            format_bytes(link["bytes"]),
+            format_bytes(link["bytes"] - link["background_bytes"]),
+            *others,
             format_seconds(link["busy_s"]),
             _share(link["utilization"]),
+            *("" if share is None else _share(share) for share in seconds),
         )
     if len(busiest) > MOST_LINKS:
         table.add_row(Text(f"and {len(busiest) - MOST_LINKS} less busy ones", style="dim"))

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from islands.clock import ComputeModel
+from islands.network import WorkerClock
 from islands.optim import LearningRate
 from islands.results.tables import SCHEMAS, TableWriter
 from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
 
 if TYPE_CHECKING:
-    from islands.engine import Likeness, Part
     from islands.network import LinkTotals, SyncTiming, Timings
+    from islands.network.pace import Pace
+    from islands.protocols import Likeness, Part
 
 #: How the names of the networks inside islands begin.
 LAN_PREFIX = "lan:"
@@ -65,8 +67,9 @@ class RunRecorder:
         self.payloads = 0
         self.synced_at = [0] * fragments  # steps that each fragment's last round covered
         self.evals: list[tuple[int, float, float]] = []  # step, emulated time, loss
-        self.clocks: Sequence[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(island_of)
+        self.clocks: Sequence[WorkerClock] = [WorkerClock()] * len(island_of)
         self.links: dict[str, LinkTotals] = {}
+        self.pace: Pace | None = None  # of the wall clock, in the end
         self.wire_bytes = 0
 
     # --- from the engine --------------------------------------------------------------------------
@@ -140,6 +143,7 @@ class RunRecorder:
         self._write_evals()
         self.clocks = timings.clocks
         self.links = timings.links
+        self.pace = timings.pace
         if time.monotonic() - self._last_flush > FLUSH_EVERY_S:
             self.flush()
 
@@ -164,8 +168,10 @@ class RunRecorder:
 
     @property
     def wan_bytes(self) -> int:
-        """Bytes over all links between islands so far; a route over two links counts twice."""
-        return sum(t.bytes for name, t in self.links.items() if not name.startswith(LAN_PREFIX))
+        """Bytes of this run over all links between islands so far; a route over two links counts
+        twice, other jobs' transfers not at all."""
+        wan = (t for name, t in self.links.items() if not name.startswith(LAN_PREFIX))
+        return sum(t.bytes - t.background_bytes for t in wan)
 
     @property
     def lan_bytes(self) -> int:

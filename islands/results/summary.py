@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from islands.flat import state_sha256
+from islands.results.pace_rows import pace_summary
 from islands.results.recorder import RunRecorder
 
 if TYPE_CHECKING:
     from islands.job import Job
+
+
+#: What a worker's time goes into: fields of a WorkerClock that sum to its elapsed time.
+TIMES = ("compute_s", "background_s", "queue_s", "transmission_s", "propagation_s", "others_s")
 
 
 def summarize(
@@ -29,8 +34,15 @@ def summarize(
     experiment = job.experiment
     workers, steps = job.workers, recorder.steps_done
     worker_steps = max(1, workers * steps)
-    emulated_s = max(clock_s for _, _, clock_s in recorder.clocks)
-    compute_s = sum(compute_s for compute_s, _, _ in recorder.clocks) / workers
+    clocks = recorder.clocks
+    emulated_s = max(clock.clock_s for clock in clocks)
+    time = {name: sum(getattr(clock, name) for clock in clocks) / workers for name in TIMES}
+    costs: dict[str, dict[str, float]] = {}
+    for priced in job.topology.links:
+        if priced.price is not None and priced.name in recorder.links:
+            total = recorder.links[priced.name]
+            own_bytes = total.bytes - total.background_bytes
+            costs[priced.name] = {priced.price.currency: own_bytes * priced.price.per_byte}
     losses = [loss for _, _, loss in recorder.evals]
     final = losses[-1] if losses else math.nan
     finite = [loss for loss in losses if math.isfinite(loss)]
@@ -54,9 +66,15 @@ def summarize(
         "steps_to_target": reached[0][0] if reached else None,
         "time_to_target_s": reached[0][1] if reached else None,
         "emulated_s": emulated_s,
-        "compute_s": compute_s,
-        "wait_s": sum(wait_s for _, wait_s, _ in recorder.clocks) / workers,
-        "compute_utilization": compute_s / emulated_s if emulated_s else 1.0,
+        "compute_s": time["compute_s"],
+        "wait_s": sum(clock.wait_s for clock in clocks) / workers,
+        "compute_utilization": time["compute_s"] / emulated_s if emulated_s else 1.0,
+        "time": time,
+        "time_by_worker": [
+            {"worker": worker, "island": island, "elapsed_s": clock.clock_s}
+            | {name: getattr(clock, name) for name in TIMES}
+            for worker, (island, clock) in enumerate(zip(job.island_of, clocks, strict=True))
+        ],
         "payload_bytes_per_sync": recorder.payload_bytes / max(1, recorder.payloads),
         "payload_bytes_per_step": recorder.payload_bytes / worker_steps,
         "wire_bytes_per_step": recorder.wire_bytes / worker_steps,
@@ -68,8 +86,16 @@ def summarize(
                 "bytes": link.bytes,
                 "busy_s": link.busy_s,
                 "utilization": link.busy_s / emulated_s if emulated_s else 0.0,
+                "peak_utilization": link.peak,
+                "p95_utilization": link.p95,
+                "background_bytes": link.background_bytes,
+                "egress_cost": costs.get(name, {}),
             }
             for name, link in recorder.links.items()
+        },
+        "egress_cost": {
+            currency: sum(cost.get(currency, 0.0) for cost in costs.values())
+            for currency in sorted({currency for cost in costs.values() for currency in cost})
         },
         "syncs": recorder.rounds,
         "dropped_syncs": recorder.status["dropped"],
@@ -82,6 +108,7 @@ def summarize(
         "warm_start": experiment.warm_start,
         "initial_sha256": state_sha256(job.initial),
         "device": job.device,
+        "pace": pace_summary(recorder.pace),
         "wall_s": wall_s,
         "parameters_sha256": parameters_sha256,
         "versions": dict(versions),

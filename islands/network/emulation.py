@@ -1,0 +1,99 @@
+"""The network of one run: what it is made from, and how the engine talks to it.
+
+Both parts are used where the engine is and in the link actor, which has them in a process of its
+own and does not load torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from islands.clock import ComputeModel
+from islands.network.pace import Paced
+from islands.network.timeline import Timeline
+from islands.network.timings import Arrival, Timings
+from islands.network.topology import Topology
+from islands.trace import Op
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Everything that the network of one run is made from.
+
+    Args:
+        topology, compute: the cluster's links and its workers' speed.
+        collective: what the method needs: ``all_reduce``, ``all_gather`` or ``star``.
+        scheme: how the first two are carried out; a method that needs a star gets one.
+        ring_order: the islands in the ring's order; None: chosen.
+        seed: decides other jobs' transfers and jitter.
+        timed: the method closes its rounds by the clock.
+        per_transfer: a ledger row per transfer instead of per round and link.
+        initial_bytes: the initial model's, handed out before the start.
+        time_scale: wall seconds per emulated second; None: nobody waits for the clock.
+    """
+
+    topology: Topology
+    compute: ComputeModel
+    collective: str
+    scheme: str = "ring"
+    ring_order: tuple[str, ...] | None = None
+    seed: int = 0
+    timed: bool = False
+    per_transfer: bool = False
+    initial_bytes: int = 0
+    time_scale: float | None = None
+
+    def timeline(self) -> Timeline:
+        """Idle links, clocks at zero, the initial model handed out."""
+        timeline = Timeline(
+            self.topology,
+            self.compute,
+            self.collective,
+            scheme="star" if self.collective == "star" else self.scheme,
+            ring_order=self.ring_order,
+            seed=self.seed,
+            timed=self.timed,
+            per_transfer=self.per_transfer,
+        )
+        for worker in range(self.topology.workers):
+            timeline.control(worker, self.initial_bytes)
+        return timeline
+
+    def network(self) -> LocalNetwork:
+        """The network at the start of a run, on the clock that was asked for."""
+        if self.time_scale is None:
+            return LocalNetwork(self.timeline())
+        return LocalNetwork(Paced(self.timeline(), self.time_scale))
+
+
+class LocalNetwork:
+    """A timeline called directly; what the engine's ``Network`` says of each method holds here."""
+
+    def __init__(self, timeline: Timeline | Paced) -> None:
+        self._timeline = timeline
+
+    def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
+        self._timeline.extend(ops)
+
+    def results(self, wait: bool) -> Iterable[Timings]:
+        """Emulated clock only: on the wall clock times come from ``decide``."""
+        if isinstance(self._timeline, Paced):
+            return []
+        self._timeline.advance()
+        return [self._timeline.take()]
+
+    def decide(self, hold_s: float = 0.0) -> tuple[Timings, Arrival | None, float]:
+        if isinstance(self._timeline, Paced):
+            return self._timeline.turn(hold_s)
+        arrival = self._timeline.advance()
+        return self._timeline.take(), arrival, inf
+
+    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
+        self._timeline.reply(worker, fragment, version, nbytes, itemsize)
+
+    def end(self) -> Timings:
+        if isinstance(self._timeline, Timeline):
+            self._timeline.advance()
+        return self._timeline.end()
