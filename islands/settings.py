@@ -130,7 +130,7 @@ def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[st
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:  # else an index, or the name of a union's member
             models = [m for f in fields for m in _models_in(f.annotation)]
-    return [name for m in models for name in m.model_fields]
+    return [field.alias or name for m in models for name, field in m.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
