@@ -117,7 +117,8 @@ class Coordinator:
         """
         job, experiment = self.job, self.job.experiment
         sizes = tuple(shard.tokens for shard in job.shards)
-        shared = Shared(job.layout, self.evaluator.flat.params, shard_sizes=sizes)
+        params = self.evaluator.flat.params
+        shared = Shared(job.layout, params, shard_sizes=sizes, seed=experiment.seed)
         engine = Engine(
             method=experiment.method,
             shared=shared,

@@ -68,10 +68,15 @@ class FlatOptimizer:
         self._eps = eps
         self._weight_decay = weight_decay
         self._adam = name in ("adam", "adamw")
+        self.reset()
+
+    def reset(self) -> None:
+        """As before the first step."""
         # Adam: both moments and the step count. SGD: the momentum buffer, None before the first
         # step.
-        self._moments = [torch.zeros_like(params), torch.zeros_like(params)] if self._adam else []
-        self._count = torch.zeros((), dtype=torch.float32, device=params.device)
+        moments = 2 if self._adam else 0
+        self._moments = [torch.zeros_like(self._params) for _ in range(moments)]
+        self._count = torch.zeros((), dtype=torch.float32, device=self._params.device)
         self._buffer: Tensor | None = None
 
     @torch.no_grad()

@@ -26,17 +26,35 @@ class SendOut(NamedTuple):
 
 
 class Apply(NamedTuple):
-    """Take in update number ``update`` of this call (None there: the round committed nothing)."""
+    """Take in update number ``update`` of this call (None there: the round committed nothing).
+
+    ``adopt`` False: only measure from it from now on, and keep the parameters.
+    """
 
     fragment: int
     update: int
+    adopt: bool = True
+
+
+class Lost(NamedTuple):
+    """What was sent of the fragment last did not arrive, and returns to the residual."""
+
+    fragment: int
+
+
+class Reset(NamedTuple):
+    """Come back fresh after ``step`` local steps: all parameters, in layout order, and the running
+    statistics from update number ``update``; optimizer and method as at the beginning."""
+
+    update: int
+    step: int
 
 
 class Snapshot(NamedTuple):
     """Hand over the parameters and buffers as they are, for an evaluation."""
 
 
-PlanOp: TypeAlias = Steps | SendOut | Apply | Snapshot
+PlanOp: TypeAlias = Steps | SendOut | Apply | Snapshot | Lost | Reset
 
 
 class Answer(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from islands.compression import Payload, Update, encode
+from islands.compression import Payload, Update, decode, encode
 from islands.compression.formats import Buffer
 from islands.config import Experiment
 from islands.data import Batches, Shard
@@ -22,7 +22,7 @@ from islands.layout import Layout
 from islands.methods import Context, WorkerState
 from islands.models import build_model, window_loss
 from islands.optim import InnerOptimizer, LearningRate
-from islands.plan import Answer, Apply, PlanOp, SendOut, Steps
+from islands.plan import Answer, Apply, Lost, PlanOp, Reset, SendOut, Snapshot, Steps
 from islands.plugins import one_line
 from islands.rng import seed_for
 
@@ -31,7 +31,7 @@ from islands.rng import seed_for
 class ReplicaSpec:
     """Everything a replica is made from. ``experiment`` is resolved; ``initial`` is every worker's
     initial model; ``synced_buffers`` are the names of the buffers that training changes; ``shard``
-    is where the worker's windows come from."""
+    is where the worker's windows come from; ``may_lose``: payloads may get lost on their way."""
 
     experiment: Experiment
     worker: int
@@ -41,6 +41,7 @@ class ReplicaSpec:
     synced_buffers: tuple[str, ...]
     device: str
     shard: Shard
+    may_lose: bool = False
 
     def batches(self, tokens: NDArray[Any]) -> Batches:
         """This worker's own stream of the training tokens."""
@@ -101,7 +102,9 @@ class Replica:
             experiment.optimizer.weight_decay,
             experiment.optimizer.clip,
             experiment.seed,
+            spec.may_lose,
         )
+        self._first_buffers = self.buffers.pack()
         self.method.begin(self.state, self.context)
 
     # --- what a method may call ---------------------------------------------------------------
@@ -137,8 +140,14 @@ class Replica:
                     answer.payloads.append(self.send(op.fragment))
                 elif isinstance(op, Apply):
                     doing = f"receive of fragment {op.fragment} after step {self.state.step}"
-                    self.receive(op.fragment, updates[op.update])
-                else:
+                    self.receive(op.fragment, updates[op.update], op.adopt)
+                elif isinstance(op, Lost):
+                    doing = f"loss of fragment {op.fragment} after step {self.state.step}"
+                    self.method.lost(self.state, op.fragment, self.context)
+                elif isinstance(op, Reset):
+                    doing = f"return after step {op.step}"
+                    self.reset(updates[op.update], op.step)
+                elif isinstance(op, Snapshot):
                     answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
         except (Exception, SystemExit) as error:
             return answer._replace(failure=f"{doing}: {one_line(error)}")
@@ -173,12 +182,30 @@ class Replica:
             payload = replace(payload, buffers=self.buffers.pack())
         return payload
 
-    def receive(self, fragment: int, update: Update | None) -> None:
+    def receive(self, fragment: int, update: Update | None, adopt: bool = True) -> None:
+        """Take in an update, unless the round committed nothing. Without ``adopt`` the worker goes
+        on from what it has, running statistics included, unless its replica must stay equal."""
         if update is None:
             return
-        self.method.receive(self.state, fragment, update, self.context)
-        if update.buffers is not None:
+        take_in = self.method.receive if adopt else self.method.reanchor
+        take_in(self.state, fragment, update, self.context)
+        if update.buffers is not None and (adopt or self.method.shared_in == "replicas"):
             self.buffers.unpack(update.buffers)
+
+    def reset(self, update: Update | None, step: int) -> None:
+        """Be a worker that knows nothing but the shared model, and goes on after ``step`` local
+        steps. ``update`` holds all parameters, (N,) in layout order; statistics that it has not
+        are the initial ones."""
+        assert update is not None
+        self.state.params.copy_(decode(update.values, update.fmt))
+        self.state.grad.zero_()
+        self.state.slots.clear()
+        self.state.step, self._step = step, max(0, step - 1)
+        self.optimizer.inner.reset()
+        found = self._first_buffers if update.buffers is None else update.buffers
+        if found is not None:
+            self.buffers.unpack(found)
+        self.method.begin(self.state, self.context)
 
     # --- whole state ------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -5,13 +5,15 @@ Also a model whose tensors are of every awkward kind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from islands.compression import Payload, Update
+from islands.faults import KEPT, Fate
 from islands.layout import Layout, TensorSpec
 from islands.methods import Arrival, Context, Method, Shared, WorkerState
 
@@ -43,6 +45,7 @@ class Lab:
         clip: float | None = None,
         start: float = 0.0,
         dtype: torch.dtype = torch.float64,
+        may_lose: bool = False,
     ) -> None:
         self.method = method
         self.layout = layout_of(shapes)
@@ -56,7 +59,14 @@ class Lab:
             state.params -= self.lr * state.grad
 
         self.context = Context(
-            self.layout, workers, gradient, optimize, lambda: self.lr, weight_decay, clip, 0
+            self.layout,
+            workers,
+            gradient,
+            optimize,
+            lambda: self.lr,
+            weight_decay,
+            clip,
+            may_lose=may_lose,
         )
         first = torch.full((self.layout.numel,), start, dtype=dtype)
         self.states = [
@@ -75,18 +85,29 @@ class Lab:
             state.step += 1
         return [self.method.send(state, 0, self.context) for state in self.states]
 
-    def round(self, gradients: Sequence[Tensor]) -> list[Payload]:
-        """A local step, a send, a combine of what is finite, and a receive."""
+    def round(
+        self, gradients: Sequence[Tensor], fates: Mapping[int, Fate] = MappingProxyType({})
+    ) -> list[Payload]:
+        """A local step, a send, a combine of what is finite and arrives, and a receive.
+
+        ``fates``: what becomes of some workers' parts.
+        """
         payloads = self.send(gradients)
-        arrivals = [
-            Arrival(n, payload, 0, self.states[n].step)
-            for n, payload in enumerate(payloads)
-            if payload.is_finite()
-        ]
+        arrivals = []
+        for n, payload in enumerate(payloads):
+            fate = fates.get(n, KEPT)
+            if payload.is_finite() and not fate.up:
+                arrivals.append(Arrival(n, payload, 0, self.states[n].step))
+            elif fate.restore:
+                self.method.lost(self.states[n], 0, self.context)
         if arrivals:
             self.update = self.method.combine(self.shared, 0, arrivals)
-            for state in self.states:
-                self.method.receive(state, 0, self.update, self.context)
+            for n, state in enumerate(self.states):
+                fate = fates.get(n, KEPT)
+                if not fate.down:
+                    self.method.receive(state, 0, self.update, self.context)
+                elif fate.reanchor:
+                    self.method.reanchor(state, 0, self.update, self.context)
         return payloads
 
     @property

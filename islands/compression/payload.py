@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,10 @@ class Statistics:
         return self.floats.nbytes + self.integers.nbytes
 
 
+#: What a checksum takes on the wire, counted as control.
+CHECKSUM_BYTES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Payload:
     """One worker's encoded contribution to one round.
@@ -32,6 +37,7 @@ class Payload:
     ``buffers``  the model's running statistics, or None; counted as values
     ``indices``  where the values belong, for methods that send some of them, or None
     ``scales``   what quantised values are multiples of, encoded in ``scale_fmt``, or None
+    ``checksum`` the CRC-32 of all buffers as they were sent; None where nothing can damage them
 
     Buffers of several tensors stand one after the other without headers: what belongs where follows
     from the layout and the method's settings.
@@ -43,6 +49,7 @@ class Payload:
     indices: Buffer | None = None
     scales: Buffer | None = None
     scale_fmt: str = "fp32"
+    checksum: int | None = None
 
     @property
     def size(self) -> Bytes:
@@ -70,6 +77,24 @@ class Payload:
         if self.scales is not None and not all_finite(self.scales, self.scale_fmt):
             return False
         return all_finite(self.values, self.fmt)
+
+    def sealed(self) -> Payload:
+        """The same with its checksum."""
+        return replace(self, checksum=self._crc())
+
+    def is_intact(self) -> bool:
+        """Whether the buffers are those that were sent, as far as a checksum can tell."""
+        return self.checksum is None or self.checksum == self._crc()
+
+    def _crc(self) -> int:
+        parts = [self.values, self.indices, self.scales]
+        if self.buffers is not None:
+            parts += [self.buffers.floats.view(np.uint8), self.buffers.integers.view(np.uint8)]
+        crc = 0
+        for part in parts:
+            if part is not None:
+                crc = zlib.crc32(np.ascontiguousarray(part).data, crc)
+        return crc
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ one update. Adding a method is one file and a name (see the README).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from islands.compression import FloatFormat, Payload, Update, decode, encode
 from islands.layout import Layout, Stream
+from islands.methods.robust import median, trimmed_mean
+from islands.policy import Mean
 
 Collective = Literal["all_reduce", "all_gather", "star"]
 
@@ -53,7 +55,8 @@ class Context:
     ``lr()``                    the scheduled learning rate of the latest local step
 
     The rest are settings, for methods that take a step of their own: ``weight_decay``, ``clip`` (a
-    bound on the gradient's norm, or None) and the experiment's ``seed``.
+    bound on the gradient's norm, or None) and the experiment's ``seed``; ``may_lose``: payloads may
+    get lost, so that :meth:`Method.send` must keep what :meth:`Method.lost` needs.
     """
 
     layout: Layout
@@ -64,6 +67,7 @@ class Context:
     weight_decay: float = 0.0
     clip: float | None = None
     seed: int = 0
+    may_lose: bool = False
 
 
 @dataclass
@@ -74,23 +78,31 @@ class Shared:
                      them
     ``slots``        the method's own objects by name: outer optimizers, …
     ``shard_sizes``  tokens of text that each worker draws from
+    ``seed``         the experiment's
+    ``mean``         how payloads are averaged: mean, trimmed_mean (without the largest and the
+                     smallest ``trim`` of them at each coordinate) or median (of each coordinate)
     """
 
     layout: Layout
     params: Tensor
     slots: dict[str, Any] = field(default_factory=dict)
     shard_sizes: tuple[int, ...] = ()
+    seed: int = 0
+    mean: Mean = "mean"
+    trim: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One payload that takes part in a round. ``base`` is the version it was measured against."""
+    """One payload that takes part in a round. ``base`` is the version it was measured against,
+    ``weight`` how much it counts: less than 1 if it came late and is discounted."""
 
     worker: int
     payload: Payload
     base: int
     step: int
     time_s: float = 0.0
+    weight: float = 1.0
 
 
 class Method(BaseModel):
@@ -107,6 +119,10 @@ class Method(BaseModel):
     #: meant for the inner optimizer.
     default_lr: ClassVar[float | None] = None
     default_weight_decay: ClassVar[float] = 0.1
+    #: Whether a worker measures what it sends from an anchor, and may go on from an old one.
+    anchored: ClassVar[bool] = False
+    #: Whether a payload may take part in a later round than its own.
+    takes_late: ClassVar[bool] = True
 
     name: str
     payload_dtype: FloatFormat = "bf16"
@@ -118,6 +134,12 @@ class Method(BaseModel):
         A method for which it does not just sets ``collective: ClassVar[Collective] = …``.
         """
         return "all_reduce"
+
+    @property
+    def means(self) -> tuple[Mean, ...]:
+        """Which of :attr:`Shared.mean` ``combine`` can form. Methods that average with
+        :func:`weighted_mean` or :func:`mean_of`, and hand them ``shared``, can form ``MEANS``."""
+        return ("mean",)
 
     # --- when ---------------------------------------------------------------------------------
     def streams(self, layout: Layout) -> tuple[Stream, ...]:
@@ -135,7 +157,7 @@ class Method(BaseModel):
 
     # --- worker side --------------------------------------------------------------------------
     def begin(self, state: WorkerState, ctx: Context) -> None:
-        """Called once, with the initial parameters in place."""
+        """Called with the initial parameters in place, or those with which a worker comes back."""
 
     def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
         """One local step on one batch; returns its loss. Default: an inner optimizer step."""
@@ -150,6 +172,18 @@ class Method(BaseModel):
     def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
         """Take in what the round made of the contributions."""
         raise NotImplementedError
+
+    def reanchor(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        """Learn what a round made of the contributions whose result this worker is not to adopt.
+
+        Default: adopt it all the same, because replicas that hold the shared parameters must stay
+        equal. A method with an anchor measures from there on, and leaves its parameters alone.
+        """
+        self.receive(state, fragment, update, ctx)
+
+    def lost(self, state: WorkerState, fragment: int, ctx: Context) -> None:
+        """What was sent of the fragment last did not arrive: with error feedback the residual gets
+        it back. Called before the fragment is sent again. Default: nothing was kept."""
 
     # --- coordinator side -----------------------------------------------------------------------
     def begin_shared(self, shared: Shared) -> None:
@@ -167,28 +201,55 @@ class Method(BaseModel):
         return None
 
 
+#: Every way to average, for :attr:`Method.means`.
+MEANS: tuple[Mean, ...] = ("mean", "trimmed_mean", "median")
+
+
 def mean_of(
-    arrivals: Sequence[Arrival], fmt: FloatFormat, weights: Sequence[float] | None = None
+    arrivals: Sequence[Arrival],
+    fmt: FloatFormat,
+    weights: Sequence[float] | None = None,
+    shared: Shared | None = None,
 ) -> Tensor:
     """The (weighted) mean payload, rounded once to ``fmt``: what a receiver of the all-reduce
-    holds.
+    holds. ``shared`` says which mean; None: the plain one. Each arrival's own weight comes on top.
 
     What is summed is what was decoded, in worker order, in fp32 (fp64 for fp64 payloads). Partial
     sums are not rounded, unlike in a real ring (a stated limit of the emulation). Returns (n,).
     """
     wide = torch.float64 if fmt == "fp64" else torch.float32
-    parts = [decode(arrival.payload.values, fmt) for arrival in arrivals]
-    mean = weighted_mean(parts, wide, weights or [1.0] * len(parts))
+    parts = (decode(arrival.payload.values, fmt) for arrival in arrivals)
+    mean = weighted_mean(parts, wide, weights_of(arrivals, weights), shared)
     return decode(encode(mean, fmt), fmt).to(wide)
 
 
-def weighted_mean(parts: Sequence[Tensor], wide: torch.dtype, weights: Sequence[float]) -> Tensor:
-    """Σ wᵢ·partᵢ / Σ wᵢ, summed in the order given and in the type ``wide``; (n,)."""
-    total = parts[0].to(wide, copy=True)
-    if weights[0] != 1.0:
-        total *= weights[0]
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        total.add_(part, alpha=weight)
+def weights_of(arrivals: Sequence[Arrival], weights: Sequence[float] | None = None) -> list[float]:
+    """Each arrival's weight, times the method's own if there are such."""
+    own = weights or [1.0] * len(arrivals)
+    return [arrival.weight * weight for arrival, weight in zip(arrivals, own, strict=True)]
+
+
+def weighted_mean(
+    parts: Iterable[Tensor],
+    wide: torch.dtype,
+    weights: Sequence[float],
+    shared: Shared | None = None,
+) -> Tensor:
+    """Σ wᵢ·partᵢ / Σ wᵢ, summed in the order given and in the type ``wide``, or the mean that
+    ``shared`` asks for; (n,)."""
+    if shared is not None and shared.mean == "median":
+        return median(list(parts), wide, weights)
+    if shared is not None and shared.mean == "trimmed_mean":
+        return trimmed_mean(list(parts), wide, weights, shared.trim)
+    total: Tensor | None = None
+    for part, weight in zip(parts, weights, strict=True):
+        if total is None:
+            total = part.to(wide, copy=True)
+            if weight != 1.0:
+                total *= weight
+        else:
+            total.add_(part, alpha=weight)
+    assert total is not None
     return total.div_(sum(weights))
 
 

@@ -14,13 +14,16 @@ With ``transform: tiles``, ``merge: senders``, fp32 values and a constant learni
 are those of the authors' optimizer, up to rounding. It folds lr·gradient into its momentum, which
 makes no difference to a sign as long as lr is constant. (Where a tensor's sparse form would be
 larger than all of its values, all are sent here and only k of each chunk there.)
+
+A median or trimmed mean is taken of the workers' values after the transform back, where every value
+of a chunk is there; of coefficients, of which each worker sends others, little would be left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -29,8 +32,18 @@ from torch import Tensor
 from islands.compression import Payload, SparseCode, Update, decode, rows_of_tensor
 from islands.compression.dct import ChunkedDCT, Cut, blocks
 from islands.layout import Layout
-from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
-from islands.methods.gathered import GatheredGradient
+from islands.methods.base import (
+    MEANS,
+    Arrival,
+    Context,
+    Shared,
+    WorkerState,
+    dense_update,
+    weighted_mean,
+    weights_of,
+)
+from islands.methods.gathered import GatheredGradient, is_plain
+from islands.policy import Mean
 
 
 class DeMo(GatheredGradient):
@@ -45,6 +58,8 @@ class DeMo(GatheredGradient):
     ``apply``      step by the sign of what was merged, or by itself
     ``alpha``      how much of what was sent leaves the momentum
     """
+
+    feedback: ClassVar[tuple[str, ...]] = ("momentum",)
 
     name: str = "demo"
     decay: float = Field(0.999, ge=0, le=1, allow_inf_nan=False)
@@ -62,27 +77,45 @@ class DeMo(GatheredGradient):
         dct, code = self._chunks(ctx.layout, fragment)
         payload, where = code.write(dct.forward(folded))
         if not payload.is_finite():  # it will be refused: as if this gradient had never been
+            self.keep(state, fragment, ctx)
             return payload
+        self.keep(state, fragment, ctx, momentum=folded)
         values = decode(payload.values, code.fmt).to(folded)
         sent = torch.zeros_like(folded).index_copy_(0, where, values)
         torch.sub(folded, dct.inverse(sent), alpha=self.alpha, out=momentum)
         return payload
+
+    @property
+    def means(self) -> tuple[Mean, ...]:
+        return MEANS if self.merge == "workers" else ("mean",)
 
     def direction(self, merged: Tensor) -> Tensor:
         return merged.sign() if self.apply == "sign" else merged
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         dct, code = self._chunks(shared.layout, fragment)
-        merged, where = code.total([arrival.payload for arrival in arrivals])
         if self.merge == "senders":
-            merged /= torch.bincount(where, minlength=len(merged)).clamp(min=1)
-        else:
-            merged /= len(arrivals)
-        return dense_update(dct.inverse(merged))
+            return dense_update(dct.inverse(_mean_of_senders(code, arrivals)))
+        if is_plain(shared, arrivals):
+            merged, _ = code.total([arrival.payload for arrival in arrivals])
+            return dense_update(dct.inverse(merged.div_(len(arrivals))))
+        sent = (dct.inverse(code.total([arrival.payload])[0]) for arrival in arrivals)
+        return dense_update(weighted_mean(sent, code.wide, weights_of(arrivals), shared))
 
     def _chunks(self, layout: Layout, fragment: int) -> _Chunks:
         settings = (self.chunk, self.k, self.transform, self.payload_dtype)
         return _chunks(layout, fragment, *settings)
+
+
+def _mean_of_senders(code: SparseCode, arrivals: Sequence[Arrival]) -> Tensor:
+    """Each coefficient's weighted mean over those who sent it, 0 where nobody did; (n,)."""
+    merged = torch.zeros(code.size, dtype=code.wide)
+    weight = torch.zeros_like(merged)
+    for arrival in arrivals:
+        values, where = code.total([arrival.payload])
+        merged.add_(values, alpha=arrival.weight)
+        weight[where] += arrival.weight
+    return merged.div_(torch.where(weight == 0, 1.0, weight))
 
 
 class _Chunks(NamedTuple):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from islands.compression import Payload, Update, decode, encode
-from islands.methods.base import Arrival, Context, Method, Shared, WorkerState, mean_of
+from islands.methods.base import MEANS, Arrival, Context, Method, Shared, WorkerState, mean_of
+from islands.policy import Mean
 
 
 class Dense(Method):
@@ -18,6 +19,10 @@ class Dense(Method):
 
     shared_in: ClassVar[Literal["coordinator", "replicas"]] = "replicas"
     name: str = "dense"
+
+    @property
+    def means(self) -> tuple[Mean, ...]:
+        return MEANS
 
     def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
         """Only the gradient: the optimizer steps when the average has come back."""
@@ -32,5 +37,5 @@ class Dense(Method):
         ctx.optimize(state)
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
-        mean = mean_of(arrivals, self.payload_dtype)
+        mean = mean_of(arrivals, self.payload_dtype, shared=shared)
         return Update(encode(mean, self.payload_dtype), self.payload_dtype)

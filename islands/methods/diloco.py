@@ -8,7 +8,7 @@ optimizer, which descends, moves towards the workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +17,7 @@ from islands.compression import Payload, Update, decode, encode
 from islands.compression.trim import RowTrim
 from islands.layout import Layout, Stream
 from islands.methods.base import (
+    MEANS,
     Arrival,
     Collective,
     Context,
@@ -26,8 +27,10 @@ from islands.methods.base import (
     dense_update,
     mean_of,
     weighted_mean,
+    weights_of,
 )
 from islands.optim import FlatOptimizer
+from islands.policy import Mean
 
 #: Adam's epsilon for an outer step: pseudo-gradients are small, and 1e-8 would turn them into signs
 #: (DiLoCo, appendix: Adam needed 0.1).
@@ -81,6 +84,8 @@ class PseudoGradient(Method):
                  times the smaller payload against 2(p − 1)/p times the full one.
     """
 
+    anchored: ClassVar[bool] = True
+
     sync_every: int = Field(50, ge=1)
     weights: Literal["uniform", "shard"] = "uniform"
     prune: float = Field(0.0, ge=0, lt=1, allow_inf_nan=False)
@@ -88,6 +93,10 @@ class PseudoGradient(Method):
     @property
     def collective(self) -> Collective:
         return "all_gather" if self.prune else "all_reduce"
+
+    @property
+    def means(self) -> tuple[Mean, ...]:
+        return MEANS
 
     def streams(self, layout: Layout) -> tuple[Stream, ...]:
         names = tuple(t.name for t in layout.tensors)
@@ -108,13 +117,20 @@ class PseudoGradient(Method):
         state.params[part] = decode(update.values, update.fmt)
         state.slots["anchor"][part] = state.params[part]
 
+    def reanchor(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        """The parameters go on from where they are (DiLoCo, section 3.2, dropped messages); what
+        was not received is then part of the next pseudo-gradient."""
+        anchor = state.slots["anchor"][ctx.layout.fragments[fragment]]
+        anchor.copy_(decode(update.values, update.fmt))
+
     def average(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> torch.Tensor:
         """The round's mean pseudo-gradient as a receiver holds it, fp32 (fp64 for fp64); (n,)."""
         weights = self._weights(shared, arrivals)
         if not self.prune:
-            return mean_of(arrivals, self.payload_dtype, weights)
+            return mean_of(arrivals, self.payload_dtype, weights, shared)
         wide = torch.float64 if self.payload_dtype == "fp64" else torch.float32
-        return weighted_mean(self._sent(shared, fragment, arrivals), wide, weights)
+        sent = self._sent(shared, fragment, arrivals)
+        return weighted_mean(sent, wide, weights_of(arrivals, weights), shared)
 
     def similarity(
         self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]

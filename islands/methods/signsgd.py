@@ -5,7 +5,7 @@ SGD (Seide et al. 2014). Each worker adds its gradient to its residual, sends si
 magnitude of every tensor, and keeps the difference. The step is plain SGD with the average at the
 learning rate of the local step, so ``optimizer.name`` plays no part; the learning rate is outside
 of the residual. ``optimizer.clip`` bounds each worker's own gradient; weight decay (0 unless set)
-is decoupled.
+is decoupled. A median of what was sent is a majority vote that keeps the scale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from typing import ClassVar
 
 from islands.compression import Payload, SignCode, Update
 from islands.layout import Layout
-from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
+from islands.methods.base import (
+    Arrival,
+    Context,
+    Shared,
+    WorkerState,
+    dense_update,
+    weighted_mean,
+    weights_of,
+)
 from islands.methods.gathered import GatheredGradient
 
 
@@ -37,16 +45,17 @@ class SignSGD(GatheredGradient):
         accumulated = residual + state.grad[part]
         code = self._code(ctx.layout, fragment)
         payload = code.write(accumulated)
-        if payload.is_finite() and self.error_feedback:  # else it will be refused
+        if not payload.is_finite():  # it will be refused: as if this gradient had never been
+            self.keep(state, fragment, ctx)
+        elif self.error_feedback:
+            self.keep(state, fragment, ctx, residual=accumulated)
             residual.copy_(accumulated - code.read(payload).to(accumulated))
         return payload
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         code = self._code(shared.layout, fragment)
-        total = code.read(arrivals[0].payload)
-        for arrival in arrivals[1:]:
-            total += code.read(arrival.payload)
-        return dense_update(total.div_(len(arrivals)))
+        parts = (code.read(arrival.payload) for arrival in arrivals)
+        return dense_update(weighted_mean(parts, code.wide, weights_of(arrivals), shared))
 
     def _code(self, layout: Layout, fragment: int) -> SignCode:
         return _code(tuple(t.numel for t in layout.of_fragment(fragment)), self.payload_dtype)

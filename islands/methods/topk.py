@@ -7,8 +7,11 @@ at the learning rate of the local step: the momentum is already inside, so ``opt
 no part. Without momentum this is sparsified SGD with memory (Stich et al. 2018, arXiv:1809.07599).
 
 What was *encoded* is subtracted from v, so that the rounding to ``payload_dtype`` is sent later
-too. Weight decay (0 unless set) shrinks the parameters by learning rate times decay, outside of the
-momentum.
+too. A payload that got lost leaves v and u as if nothing had been sent. Weight decay (0 unless set)
+shrinks the parameters by learning rate times decay, outside of the momentum.
+
+A median or trimmed mean is taken of the dense vectors that the payloads stand for, zero where a
+worker sent nothing: a coordinate moves only if enough workers chose it.
 """
 
 from __future__ import annotations
@@ -23,8 +26,16 @@ from pydantic import Field
 
 from islands.compression import Payload, SparseCode, Update, decode, rows_of_tensor
 from islands.layout import Layout
-from islands.methods.base import Arrival, Context, Shared, WorkerState, dense_update
-from islands.methods.gathered import GatheredGradient
+from islands.methods.base import (
+    Arrival,
+    Context,
+    Shared,
+    WorkerState,
+    dense_update,
+    weighted_mean,
+    weights_of,
+)
+from islands.methods.gathered import GatheredGradient, is_plain
 
 #: The density that a warm-up starts from (Lin et al. 2018, section 3.3).
 FIRST_DENSITY = 0.25
@@ -43,6 +54,7 @@ class TopK(GatheredGradient):
     """
 
     default_lr: ClassVar[float | None] = 1.0
+    feedback: ClassVar[tuple[str, ...]] = ("residual", "momentum")
 
     name: str = "topk"
     ratio: float = Field(16.0, ge=1, allow_inf_nan=False)
@@ -77,9 +89,12 @@ class TopK(GatheredGradient):
         code = self._code(ctx.layout, fragment, state.step)
         payload, where = code.write(accumulated)
         if not payload.is_finite():  # it will be refused: as if this gradient had never been
+            self.keep(state, fragment, ctx)
             return payload
         if self.error_feedback:
             sent = decode(payload.values, code.fmt).to(accumulated)
+            if ctx.may_lose:
+                self.keep(state, fragment, ctx, residual=accumulated.clone(), momentum=corrected)
             accumulated.index_add_(0, where, sent, alpha=-1)
             residual.copy_(accumulated)
         momentum.copy_(corrected)
@@ -89,8 +104,14 @@ class TopK(GatheredGradient):
 
     def combine(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> Update:
         code = self._code(shared.layout, fragment, arrivals[0].step)
-        total, _ = code.total([arrival.payload for arrival in arrivals])
-        return dense_update(total.div_(len(arrivals)))
+        if is_plain(shared, arrivals):
+            total, _ = code.total([arrival.payload for arrival in arrivals])
+            return dense_update(total.div_(len(arrivals)))
+        dense = (
+            self._code(shared.layout, fragment, arrival.step).total([arrival.payload])[0]
+            for arrival in arrivals
+        )
+        return dense_update(weighted_mean(dense, code.wide, weights_of(arrivals), shared))
 
     def _code(self, layout: Layout, fragment: int, step: int) -> SparseCode:
         settings = (self.density(step), self.dense_vectors, self.payload_dtype)
