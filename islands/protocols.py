@@ -15,7 +15,8 @@ from islands.plan import Answer, PlanOp
 from islands.trace import Op
 
 if TYPE_CHECKING:
-    from islands.network import Arrival, Timings
+    from islands.network.timed import Action, Result
+    from islands.network.timings import Event, Timings
 
 
 class Workers(Protocol):
@@ -47,15 +48,16 @@ class Network(Protocol):
         """Times that are known by now; with ``wait``, of everything handed in so far."""
         ...
 
-    def decide(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
-        """Timed runs: simulate up to the next arrival, or to where more operations are needed
+    def decide(self, hold_s: float) -> tuple[Timings, Event | None, float]:
+        """Timed runs: simulate up to the next event, or to where more operations are needed
         (None). On the wall clock, timed or not: what is due by now, after at most ``hold_s`` of
         waiting if nothing is; and the seconds to what is due next (infinite if nothing will be
         without more operations)."""
         ...
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        """Timed runs: send the coordinator's answer, at the moment of the last arrival."""
+    def act(self, actions: Sequence[Action]) -> Sequence[Result]:
+        """Timed runs: do all this, in order, at the moment of the latest event; what each gives
+        back. A worker that was killed gets no operations before it is revived."""
         ...
 
     def end(self) -> Timings:
@@ -64,12 +66,14 @@ class Network(Protocol):
 
 
 class Part(NamedTuple):
-    """One worker's part in a closed round: what it sent as (fragment, version), and its fate."""
+    """One worker's part in a closed round: what it sent as (fragment, version), its fate, and the
+    number of the fragment's round, which for most is the version."""
 
     worker: int
     fragment: int
     version: int
-    status: str  # ok | rejected
+    status: str  # ok | dropped | late | rejected | absent
+    number: int
 
 
 class Likeness(NamedTuple):
@@ -87,6 +91,7 @@ class Recorder(Protocol):
     """What keeps the results."""
 
     def losses(self, worker: int, losses: Sequence[float]) -> None: ...
+    def absent(self, worker: int, first: int, last: int) -> None: ...
     def closed(self, parts: Sequence[Part]) -> None: ...
     def compared(self, pairs: Sequence[Likeness]) -> None: ...
     def evaluated(self, step: int, loss: float) -> None: ...

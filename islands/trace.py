@@ -65,4 +65,54 @@ class End(NamedTuple):
     """The worker has finished."""
 
 
-Op: TypeAlias = Compute | Send | Receive | Mark | End
+# What follows is there only in runs whose rounds are not everyone's.
+
+
+class Members(NamedTuple):
+    """Who takes part in a round, when that is not everyone: their sends form the collective.
+
+    It stands in any worker's list, and is handed in before anything that depends on it: the round's
+    first send, or an onlooker's receive. Said again in the same words it changes nothing.
+    ``fragment`` −1 says who passes the Mark and the Pass of step ``version``.
+    """
+
+    fragment: int
+    version: int
+    workers: tuple[int, ...]
+
+
+class Pass(NamedTuple):
+    """Like a Mark, but nothing is evaluated: the worker has done ``step`` local steps and all that
+    lands there."""
+
+    step: int
+
+
+class Join(NamedTuple):
+    """This worker, which did nothing before or left, begins when all who pass the Pass of ``step``
+    have passed it; until then it is away."""
+
+    step: int
+
+
+class Leave(NamedTuple):
+    """The worker takes no part until it joins again, or to the end. Its clock stays."""
+
+
+class Control(NamedTuple):
+    """``nbytes`` handed to this worker out of band, at its clock, by the first worker of the
+    coordinator's island, which itself gets nothing."""
+
+    nbytes: int
+
+
+class Idle(NamedTuple):
+    """The worker is away until ``until_s``, if that is later than its clock. A time of its own: a
+    trace with it cannot be timed again."""
+
+    until_s: float
+
+
+Op: TypeAlias = (
+    Compute | Send | Receive | Mark | End | Members | Pass | Join | Leave | Control | Idle
+)

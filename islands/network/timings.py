@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,42 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """A worker's contribution has reached the coordinator at ``time_s``."""
+    """A worker's contribution has reached the coordinator at ``time_s``, or, where there is none
+    to reach, the worker has its part of a collective ready."""
 
     time_s: float
     worker: int
     fragment: int
     version: int
+
+
+class Closed(NamedTuple):
+    """The launched collective ``number`` has ended for the last of its members at ``time_s``."""
+
+    time_s: float
+    number: int
+
+
+class Wake(NamedTuple):
+    """The moment ``time_s`` that was asked for under ``tag`` has come."""
+
+    time_s: float
+    tag: int
+
+
+#: At what a timed run stops for a decision. At one moment they come in this order, then by number.
+Event: TypeAlias = Arrival | Closed | Wake
+
+
+class Spent(NamedTuple):
+    """Wire bytes of a worker's part in a round that no :class:`SyncTiming` tells of: the collective
+    was aborted, or the worker died before it went on with the result."""
+
+    time_s: float
+    worker: int
+    fragment: int
+    version: int
+    wire_bytes: int
 
 
 class SyncTiming(NamedTuple):
@@ -43,7 +73,8 @@ class SyncTiming(NamedTuple):
 class WorkerClock(NamedTuple):
     """How far a worker has come, and what it spent its emulated time on.
 
-    The last five say where its waiting went and sum to ``wait_s``. A wait ends when the last of a
+    Computing, waiting and being away (``away_s``: left, not there yet, or dead) make up ``clock_s``.
+    The five between say where its waiting went and sum to ``wait_s``. A wait ends when the last of a
     chain of transfers arrives; the chain begins with some worker that was ready. What lies before
     that is ``others_s``; along the chain, the time is spent queueing behind other jobs
     (``background_s``) or transfers of this run (``queue_s``), propagating, or being transmitted. If
@@ -58,6 +89,7 @@ class WorkerClock(NamedTuple):
     transmission_s: float = 0.0
     propagation_s: float = 0.0
     others_s: float = 0.0
+    away_s: float = 0.0
 
 
 @dataclass
@@ -65,7 +97,8 @@ class Timings:
     """What became known since the last :meth:`Timeline.take`.
 
     ``steps`` holds (worker, first step, starts, ends), the last two float64 arrays in seconds.
-    ``marks`` holds (step, moment when the last worker passed it); ``clocks`` has every worker's as
+    ``marks`` holds (step, moment when the last worker passed it). ``spent`` has the wire bytes that
+    are in no sync: those of all syncs and these are the run's. ``clocks`` has every worker's as
     of now, ``links`` the totals so far of every link. ``stalled`` says why the run can never go on,
     ``pace``, in the end, how well the wall clock was kept.
     """
@@ -76,6 +109,7 @@ class Timings:
     syncs: list[SyncTiming] = field(default_factory=list)
     transfers: list[TransferRow] = field(default_factory=list)
     marks: list[tuple[int, float]] = field(default_factory=list)
+    spent: list[Spent] = field(default_factory=list)
     clocks: list[WorkerClock] = field(default_factory=list)
     links: dict[str, LinkTotals] = field(default_factory=dict)
     stalled: str | None = None
@@ -85,7 +119,7 @@ class Timings:
 def wait_parts(
     why: tuple[float, float, float, float, float], clock_s: float, done_s: float
 ) -> tuple[float, float, float, float, float]:
-    """Where the wait from ``clock_s`` to ``done_s`` went, as the last five of a WorkerClock."""
+    """Where the wait from ``clock_s`` to ``done_s`` went, as in a WorkerClock."""
     root_s, own_s, background_s, propagation_s, others_s = why
     span_s = done_s - root_s
     transmission_s = span_s - own_s - background_s - propagation_s - others_s
