@@ -60,6 +60,14 @@ MethodsOption = Annotated[
         help="A method and its settings; give it several times.",
     ),
 ]
+FaultOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        metavar="KIND:KEY=VALUE,…",
+        help="Something that goes wrong, e.g. drop:probability=0.5; give it several times.",
+    ),
+]
 AddressOption = Annotated[
     str | None,
     typer.Option(
@@ -89,6 +97,7 @@ def run_command(
     steps: StepsOption = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random draw.")] = None,
     overrides: SetOption = None,
+    faults: FaultOption = None,
     config: ConfigOption = None,
     out: Annotated[
         Path | None,
@@ -135,6 +144,7 @@ def run_command(
         "data": data,
         "steps": steps,
         "seed": seed,
+        "faults": faults,
         "clock": clock,
         "time_scale": time_scale,
     }

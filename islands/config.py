@@ -33,8 +33,11 @@ from islands.cluster import (
     with_trace_files,
 )
 from islands.errors import InputError
-from islands.fields import Count, Index, NonNegative, Positive, Scale
+from islands.fault_checks import ReplicasField, check_faults, check_method
+from islands.fault_kinds import FaultsField
+from islands.fields import Count, Index, NonNegative, Positive, Scale, Time
 from islands.network.topology import must_name_each_island_once
+from islands.policy import Policy, PolicyField
 from islands.settings import (
     FieldError,
     Part,
@@ -148,7 +151,9 @@ class Experiment(Part):
     ``model.safetensors`` to start from. ``collective``: how a round's bytes travel; ``ring_order``
     names the islands in the order of the ring, null takes the one that crosses links the least.
     ``clock``: ``wall`` holds deliveries back until they are due, after ``time_scale`` (null: 1)
-    wall seconds per emulated second.
+    wall seconds per emulated second. ``faults``: what goes wrong; ``policy``: when rounds close
+    and what is made of them; ``detect``: after how long a death is noticed (null: 1 s);
+    ``replicas``: from which local step on how many workers take part.
     """
 
     cluster: Cluster = Field(default_factory=lambda: Cluster.load("two_islands"))
@@ -164,6 +169,10 @@ class Experiment(Part):
     ring_order: tuple[str, ...] | None = None
     clock: Literal["emulated", "wall"] = "emulated"
     time_scale: Scale | None = None
+    faults: FaultsField = ()
+    policy: PolicyField = Policy()
+    detect: Time | None = None
+    replicas: ReplicasField = ()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus_per_worker: NonNegative | None = None
 
@@ -210,6 +219,16 @@ class Experiment(Part):
             )
         return self
 
+    @model_validator(mode="after")
+    def _faults_fit(self) -> Experiment:
+        islands = [island.name for island in self.cluster.islands for _ in range(island.workers)]
+        links = self.cluster.topology().links
+        check_faults(self.faults, self.policy, self.replicas, islands, links)
+        check_method(self.faults, self.policy, self.method)
+        if self.detect is not None and not any(fault.kind == "crash" for fault in self.faults):
+            raise FieldError("detect", "is read by nobody without a crash among the faults")
+        return self
+
     @classmethod
     def load(cls, path: str | Path) -> Experiment:
         """An experiment file. Raises `InputError`."""
@@ -246,6 +265,8 @@ class Experiment(Part):
         changed: dict[str, Any] = {"data": data, "optimizer": optimizer, "warm_start": start}
         if self.clock == "wall":
             changed["time_scale"] = _or(self.time_scale, 1.0)
+        if any(fault.kind == "crash" for fault in self.faults):
+            changed["detect"] = _or(self.detect, 1.0)
         return self.model_copy(update=changed)
 
 
@@ -314,7 +335,10 @@ def build_experiment(
         values["cluster"] = with_trace_files(values["cluster"], folder)
     for key in _BY_NAME:
         values[key] = _as_mapping(values.get(key))
-    for key, value in (options or {}).items():
+    options = dict(options or {})
+    if more := options.pop("faults", None):  # in addition to those of the file
+        values["faults"] = [*(values.get("faults") or ()), *more]
+    for key, value in options.items():
         if value is not None:
             _choose(values, key, value)
     for text in overrides:

@@ -118,7 +118,15 @@ class Coordinator:
         job, experiment = self.job, self.job.experiment
         sizes = tuple(shard.tokens for shard in job.shards)
         params = self.evaluator.flat.params
-        shared = Shared(job.layout, params, shard_sizes=sizes, seed=experiment.seed)
+        policy = experiment.policy
+        shared = Shared(
+            job.layout,
+            params,
+            shard_sizes=sizes,
+            seed=experiment.seed,
+            mean=policy.mean,
+            trim=policy.trim,
+        )
         engine = Engine(
             method=experiment.method,
             shared=shared,
@@ -132,6 +140,9 @@ class Coordinator:
             merge_buffers=self.evaluator.buffers.merge,
             stop=stop,
             wall=job.on_wall_clock,
+            faults=job.faults,
+            policy=experiment.policy,
+            may_lose=job.may_lose,
         )
         try:
             experiment.method.begin_shared(shared)

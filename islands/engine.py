@@ -22,19 +22,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
-from math import inf, isnan
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from islands.compression import Update
+from islands.cursor import Cursor
 from islands.errors import RunError
+from islands.faults import Faults
 from islands.methods.base import Arrival, Method, Shared
-from islands.plan import Apply, PlanOp, SendOut, Snapshot, Steps
-from islands.protocols import Likeness, Network, Part, Recorder, Workers
-from islands.schedule import Action, Due, program
-from islands.trace import Compute, End, Mark, Op, Receive, RoundKey, Send
+from islands.plan import Apply, Held, Lost, PlanOp, Reset, SendOut, Snapshot, Steps
+from islands.policy import Policy
+from islands.protocols import Network, Recorder, Workers
+from islands.rounds import Admission, Contribution, Outcome, Rounds
+from islands.schedule import Action, Due, Roster, program
+from islands.trace import (
+    Compute,
+    Control,
+    End,
+    Join,
+    Mark,
+    Members,
+    Op,
+    Pass,
+    Receive,
+    RoundKey,
+    Send,
+)
 
 if TYPE_CHECKING:
     from islands.compression import Statistics
@@ -61,50 +76,13 @@ HOLD_S = 0.5
 STUCK = "workers wait for a round that no arrival can close any more"
 
 
-class Outcome(NamedTuple):
-    """What a round committed: the update (None: nothing) and the fragment's version after it."""
+class Closing(NamedTuple):
+    """A round in the program's order: who contributes, and who only adopts what comes of it."""
 
-    update: Update | None
+    fragment: int
     version: int
-
-
-class Cursor:
-    """Where one worker is in its program, and what it still waits for."""
-
-    def __init__(self, actions: Iterable[Action]) -> None:
-        self._actions = iter(actions)
-        self.next: Action = next(self._actions)
-        self.base: dict[int, int] = {}  # fragment -> version adopted last
-        self.sent: deque[tuple[Due, int]] = deque()  # sends of the plan under way, with their base
-        self.marks: deque[int] = deque()  # snapshots of the plan under way
-        self.busy = False
-        self.begun = 0.0  # host time at which the plan under way was handed out
-        self.waits = False  # for a receive that the network knows of
-        self.told = 0  # actions from the next one on that the network knows of already
-        self.ended = False
-
-    def advance(self) -> None:
-        self.next = next(self._actions, End())
-
-    def put_back(self, *rest: Action) -> None:
-        """What comes after the current action, before anything else."""
-        self._actions = chain(rest, self._actions)
-
-    def to_next_step(self) -> list[Action]:
-        """What comes after the current action, up to and with one step, or before a send."""
-        coming: list[Action] = []
-        while True:
-            action = next(self._actions, End())
-            if isinstance(action, Compute) and action.count > 1:
-                self.put_back(Compute(action.first + 1, action.count - 1))
-                action = Compute(action.first, 1)
-            if isinstance(action, Due):
-                self.put_back(*coming, action)
-                return coming
-            coming.append(action)
-            if isinstance(action, Compute | End):
-                self.put_back(*coming)
-                return coming
+    contributors: tuple[int, ...]
+    onlookers: tuple[int, ...]
 
 
 class Engine:
@@ -125,11 +103,15 @@ class Engine:
         merge_buffers: Callable[[Sequence[Statistics]], Statistics],
         stop: Callable[[], bool] = lambda: False,
         wall: bool = False,
+        faults: Faults | None = None,
+        policy: Policy | None = None,
+        may_lose: bool = False,
     ) -> None:
         """``island_of`` names each worker's island. ``evaluate(parameters, buffers)`` gives the
         validation loss of the mean of some replicas' parameters; none of them, or None, stands for
         the coordinator's own. ``stop()`` is asked once per turn. ``wall``: the network is on the
-        wall clock, and nobody gets a result before it is delivered."""
+        wall clock, and nobody gets a result before it is delivered. ``faults`` and ``policy`` say
+        what goes wrong and what is made of rounds; ``may_lose``: workers keep what they send."""
         self.method = method
         self.shared = shared
         self._streams = method.streams(shared.layout)
@@ -138,7 +120,6 @@ class Engine:
         self._network = network
         self._recorder = recorder
         self._evaluate = evaluate
-        self._merge_buffers = merge_buffers
         self._stop = stop
         self._wall = wall
         # Wall clock: whose results were delivered, as (worker, fragment, version).
@@ -146,35 +127,84 @@ class Engine:
         self._stalled: str | None = None  # why the emulated network can never go on
         self._settled = False
 
-        def actions() -> Iterable[Action]:
-            return program(self._streams, steps, eval_every)
-
-        self._cursors = [Cursor(actions()) for _ in island_of]
+        faults = Faults((), 0, island_of) if faults is None else faults
+        self._rounds = Rounds(
+            method=method,
+            shared=shared,
+            fragments=len(self._streams),
+            workers=len(island_of),
+            recorder=recorder,
+            share=workers.share,
+            merge_buffers=merge_buffers,
+            faults=faults,
+            policy=Policy() if policy is None else policy,
+            may_lose=may_lose,
+        )
+        spans = [faults.spans(worker, steps) for worker in range(len(island_of))]
+        self._steps = steps
+        self._roster = Roster(self._streams, spans, steps)
+        self._cursors = [
+            Cursor(self._roster.program(worker, eval_every)) for worker in range(len(island_of))
+        ]
         # The order in which rounds close and evaluations are made: the program's own. In a timed
         # run rounds close by the clock, and only the evaluations stand here.
-        kinds = Mark if method.timed else Receive | Mark
-        self._agenda = deque(a for a in actions() if isinstance(a, kinds))
+        self._agenda = deque(self._in_order(eval_every))
+        self._admissions: dict[int, Admission] = {}
         # Where training stops until a round has closed, no answer is of use before the last one.
         self._in_step = not any(s.overlap for s in self._streams) and not method.timed
-        self._versions = [0] * len(self._streams)  # of the shared fragments
         self._arrived: dict[RoundKey, dict[int, Arrival]] = {}
         # Timed runs: contributions of the rounds being gathered, and evaluations to come.
         self._open: list[list[tuple[int, Arrival]]] = [[] for _ in self._streams]
         self._passed: deque[tuple[int, float]] = deque()
-        self._outcomes: dict[RoundKey, dict[int, Outcome]] = {}
-        # Workers that hand over their parameters for an evaluation, and what they did, by step.
-        holders = {"coordinator": 0, "replicas": 1, "diverged": len(island_of)}
-        self._holders = range(holders[method.shared_in])
-        self._snapshots: dict[int, dict[int, tuple[Buffer, Statistics | None]]] = {}
-        self._buffers: Statistics | None = None
+        # What workers handed over for an evaluation, or for others to start from.
+        self._snapshots: dict[Mark | Pass, dict[int, Held]] = {}
         self._ops: list[tuple[int, Op]] = []
         self._handed_over = time.monotonic()
         self._most_steps = FIRST_STEPS
+
+    def _in_order(self, eval_every: int) -> Iterator[Closing | Mark | Pass]:
+        """What is decided in the program's order, with who takes part in it."""
+        roster = self._roster
+        everyone = tuple(range(len(self._island_of)))
+        steps_of: dict[RoundKey, int] = {}
+        now = 0
+        for action in program(self._streams, roster.last_step, eval_every, roster.changes):
+            match action:
+                case Compute(first, count):
+                    now = first + count
+                case Due(fragment, version, step):
+                    steps_of[fragment, version] = step
+                case Receive(fragment, version) if not self.method.timed:
+                    step = steps_of.pop((fragment, version))
+                    if roster.everyone:
+                        yield Closing(fragment, version, everyone, ())
+                    elif there := roster.contributors(fragment, step):
+                        others = (w for w in roster.those_present(now) if w not in there)
+                        yield Closing(fragment, version, there, tuple(others))
+                case Mark() | Pass():
+                    yield action
+
+    def _declare(self) -> None:
+        """Tell the network, and the recorder, who takes part in what, unless it is everyone."""
+        if self._roster.everyone:
+            return
+        for item in self._agenda:
+            if isinstance(item, Closing):
+                if len(item.contributors) < len(self._island_of):
+                    members = Members(item.fragment, item.version, item.contributors)
+                    self._ops.append((0, members))
+            else:
+                present = self._roster.those_present(item.step)
+                self._ops.append((0, Members(-1, item.step, present)))
+        for worker in range(len(self._island_of)):
+            for first, last in self._roster.gaps(worker, self._steps):
+                self._recorder.absent(worker, first, last)
 
     # --- the loop -------------------------------------------------------------------------------
     def run(self) -> None:
         """Train to the end. Raises RunError if a worker fails or the emulated network stalls for
         ever, Interrupted if asked to stop."""
+        self._declare()
         self._go_on()
         while self._agenda or self._busy or any(not c.ended for c in self._cursors):
             self._must_go_on()
@@ -193,6 +223,8 @@ class Engine:
             self._must_go_on()
         self.settle()
         self._must_go_on(stop=False)
+        if self._roster.last_step < self._steps:
+            raise RunError(f"nobody is left after step {self._roster.last_step}")
 
     def _must_go_on(self, stop: bool = True) -> None:
         if self._stalled is not None:
@@ -286,23 +318,67 @@ class Engine:
                     if outcome is None:
                         break
                     cursor.waits = False
-                    plan.append(Apply(fragment, len(updates)))
-                    updates.append(outcome.update)
-                    if outcome.update is not None:
-                        cursor.base[fragment] = outcome.version
+                    self._take_in(worker, fragment, outcome, plan, updates)
                 case Mark(step):
-                    if worker in self._holders:
+                    if worker in self._holders(step):
                         plan.append(Snapshot())
-                        cursor.marks.append(step)
+                        cursor.marks.append(action)
+                case Pass(step):
+                    if worker in self._holders(step):
+                        plan.append(Snapshot(whole=self.method.shared_in == "replicas"))
+                        cursor.marks.append(action)
+                case Join(step):
+                    if not cursor.waits:
+                        self._tell(worker, action)
+                        cursor.waits = True
+                    admission = self._admissions.get(step)
+                    if admission is None:
+                        break
+                    cursor.waits = False
+                    self._hand(worker, admission.nbytes)
+                    plan.append(Reset(len(updates), step))
+                    updates.append(admission.update)
+                    cursor.base = dict(enumerate(admission.versions))
                 case End():
                     cursor.ended = True
-            if not isinstance(action, Due | Receive):  # a send: when its payload's size is known
+            # A send is told when its payload's size is known, a wait when it begins.
+            if not isinstance(action, Due | Receive | Join):
                 self._tell(worker, action)
             cursor.advance()
         if plan:
             cursor.busy = True
             cursor.begun = time.monotonic()
             self._workers.start(worker, plan, updates)
+
+    def _take_in(
+        self,
+        worker: int,
+        fragment: int,
+        outcome: Outcome,
+        plan: list[PlanOp],
+        updates: list[Update | None],
+    ) -> None:
+        """Plan what a round means for a worker."""
+        self._hand(worker, outcome.control_bytes)
+        if outcome.lost:
+            plan.append(Lost(fragment))
+        if outcome.update is not None:
+            plan.append(Apply(fragment, len(updates), outcome.adopt))
+            updates.append(outcome.update)
+            self._cursors[worker].base[fragment] = outcome.version
+
+    def _hand(self, worker: int, nbytes: int) -> None:
+        """Bytes reach a worker out of band."""
+        if nbytes:
+            self._ops.append((worker, Control(nbytes)))
+
+    def _holders(self, step: int) -> tuple[int, ...]:
+        """The workers that hold the shared parameters after ``step`` local steps; none: it is the
+        coordinator."""
+        if self.method.shared_in == "coordinator":
+            return ()
+        there = self._roster.those_present(step)
+        return there[:1] if self.method.shared_in == "replicas" else there
 
     def _tell(self, worker: int, action: Action) -> None:
         """Let the network know, unless it does."""
@@ -329,12 +405,9 @@ class Engine:
         wall clock its result on the way."""
         if self._wall and (worker, *key) not in self._delivered:
             return None
-        waiting = self._outcomes.get(key, {})
-        outcome = waiting.pop(worker, None)
+        outcome = self._rounds.outcome(key, worker)
         if outcome is not None:
             self._delivered.discard((worker, *key))
-            if not waiting:
-                del self._outcomes[key]
         return outcome
 
     def _take_answers(self, everyone: bool, within_s: float = inf) -> None:
@@ -353,6 +426,7 @@ class Engine:
             for payload in answer.payloads:
                 due, base = cursor.sent.popleft()
                 key = (due.fragment, due.version)
+                self._hand(worker, self._rounds.checksum_bytes)
                 self._ops.append((worker, Send(*key, due.step, payload.size, payload.itemsize)))
                 arrival = Arrival(worker, payload, base, due.step)
                 self._arrived.setdefault(key, {})[worker] = arrival
@@ -367,15 +441,20 @@ class Engine:
         while self._agenda:
             head = self._agenda[0]
             if isinstance(head, Mark):
-                if not self._try_evaluate(head.step):
+                if not self._try_evaluate(head):
+                    return
+            elif isinstance(head, Pass):
+                if not self._try_admit(head):
                     return
             else:
                 key = (head.fragment, head.version)
                 arrived = self._arrived.get(key, {})
-                if not self.method.close(list(arrived.values()), len(self._cursors), 0.0):
+                if not self.method.close(list(arrived.values()), len(head.contributors), 0.0):
                     return
                 del self._arrived[key]
-                self._commit(head.fragment, [(head.version, arrived[w]) for w in sorted(arrived)])
+                parts = [Contribution(head.version, arrived[w]) for w in sorted(arrived)]
+                onlookers = [(worker, head.version) for worker in head.onlookers]
+                self._rounds.close(head.fragment, parts, onlookers)
             self._agenda.popleft()
 
     def _decide(self) -> None:
@@ -393,7 +472,7 @@ class Engine:
         while self._passed and (event is None or self._passed[0][1] < event.time_s):
             step, _ = self._passed.popleft()
             self._agenda.popleft()
-            while not self._try_evaluate(step):  # the clock may be ahead of the host's answers
+            while not self._try_evaluate(Mark(step)):  # the clock is ahead of the host's answers
                 if not self._busy:
                     raise RunError(f"no snapshot for the evaluation at step {step}")
                 self._take_answers(False)
@@ -409,76 +488,35 @@ class Engine:
         gathered = self._open[event.fragment]
         if self.method.close([a for _, a in gathered], len(self._cursors), event.time_s):
             self._open[event.fragment] = []
-            self._commit(event.fragment, sorted(gathered, key=lambda part: part[1].worker))
+            parts = [Contribution(*part) for part in gathered]
+            self._rounds.close(event.fragment, sorted(parts, key=lambda p: p.arrival.worker))
             for version, part in gathered:
                 size = part.payload.size.total
                 itemsize = part.payload.itemsize
                 self._network.reply(part.worker, event.fragment, version, size, itemsize)
 
-    def _commit(self, fragment: int, parts: Sequence[tuple[int, Arrival]]) -> None:
-        """Combine what is finite of a round. Who was refused gets the outcome like everyone else.
-
-        ``parts`` are the contributions in worker order, each with its own version. If none can be
-        used nothing is committed: neither parameters nor outer momentum move, and nobody adopts
-        anything.
-        """
-        usable = [part for part in parts if part[1].payload.is_finite()]
-        fit = [arrival for _, arrival in usable]
-        update: Update | None = None
-        if fit:
-            self._versions[fragment] += 1
-            self._compare(fragment, usable)
-            update = self.method.combine(self.shared, fragment, fit)
-            if not isinstance(update, Update):
-                raise TypeError(f"combine must return an Update, not {type(update).__name__}")
-            packed = [a.payload.buffers for a in fit if a.payload.buffers is not None]
-            if packed:
-                self._buffers = self._merge_buffers(packed)
-                update = replace(update, buffers=self._buffers)
-            update = self._workers.share(update)
-        outcome = Outcome(update, self._versions[fragment])
-        taking_part = {arrival.worker for arrival in fit}
-        fates = []
-        for version, arrival in parts:
-            worker = arrival.worker
-            self._outcomes.setdefault((fragment, version), {})[worker] = outcome
-            status = "ok" if worker in taking_part else "rejected"
-            fates.append(Part(worker, fragment, version, status))
-        self._recorder.closed(fates)
-
-    def _compare(self, fragment: int, parts: Sequence[tuple[int, Arrival]]) -> None:
-        """Record how alike the workers' contributions are, for methods that say."""
-        if len(parts) < 2:
-            return
-        found = self.method.similarity(self.shared, fragment, [arrival for _, arrival in parts])
-        if found is None:
-            return
-        cosine = found.tolist()
-        self._recorder.compared(
-            [
-                Likeness(
-                    fragment,
-                    version,
-                    one.step,
-                    one.worker,
-                    other.worker,
-                    None if isnan(cosine[i][j]) else cosine[i][j],
-                )
-                for i, (version, one) in enumerate(parts)
-                for j, (_, other) in enumerate(parts)
-                if i < j
-            ]
-        )
-
-    def _try_evaluate(self, step: int) -> bool:
+    def _try_evaluate(self, mark: Mark) -> bool:
         """Evaluate the shared parameters; False if a replica that holds them has not handed them
         over."""
-        found = self._snapshots.get(step, {})
-        if len(found) < len(self._holders):
+        found = self._collect(mark)
+        if found is None:
             return False
-        self._snapshots.pop(step, None)
-        snapshots = [found[worker] for worker in self._holders]
-        packed = [buffers for _, buffers in snapshots if buffers is not None]
-        buffers = self._merge_buffers(packed) if packed else self._buffers
-        self._recorder.evaluated(step, self._evaluate([p for p, _ in snapshots], buffers))
+        params, buffers = [held.params for held in found], self._rounds.statistics(found)
+        self._recorder.evaluated(mark.step, self._evaluate(params, buffers))
         return True
+
+    def _try_admit(self, step: Pass) -> bool:
+        """Put together what those start from that join after a step; False as above."""
+        found = self._collect(step)
+        if found is None:
+            return False
+        self._admissions[step.step] = self._rounds.admission(found)
+        return True
+
+    def _collect(self, at: Mark | Pass) -> list[Held] | None:
+        """What the holders of the shared parameters handed over; None if one has not yet."""
+        holders, found = self._holders(at.step), self._snapshots.get(at, {})
+        if len(found) < len(holders):
+            return None
+        self._snapshots.pop(at, None)
+        return [found[worker] for worker in holders]

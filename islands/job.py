@@ -18,6 +18,7 @@ from islands.compression.formats import Buffer
 from islands.config import Cluster, Experiment
 from islands.data import Corpus, Shard, load_corpus, split
 from islands.errors import InputError
+from islands.faults import Faults
 from islands.fields import MEASURED
 from islands.flat import pack_state
 from islands.layout import Layout
@@ -26,6 +27,7 @@ from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
+from islands.network.steps import Steps
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
 from islands.replica import ReplicaSpec
@@ -85,7 +87,27 @@ class Job:
             self.synced_buffers,
             self.device,
             self.shards[worker],
+            self.may_lose,
         )
+
+    @property
+    def faults(self) -> Faults:
+        """What goes wrong."""
+        experiment = self.experiment
+        return Faults(experiment.faults, experiment.seed, self.island_of, experiment.replicas)
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a payload may count for nothing, so that workers keep what they send."""
+        faults = self.faults
+        return faults.drops or faults.corrupts or self.timed
+
+    @property
+    def timed(self) -> bool:
+        """Whether rounds close by the clock, so that times decide what is trained."""
+        experiment = self.experiment
+        clocked = experiment.policy.timed or self.faults.crashes_happen
+        return experiment.method.timed or clocked
 
     @property
     def on_wall_clock(self) -> bool:
@@ -98,11 +120,11 @@ class Job:
         return Emulation(
             self.topology,
             self.compute,
-            experiment.method.collective,
+            experiment.policy.collective(experiment.method.collective),
             scheme=experiment.collective,
             ring_order=experiment.ring_order,
             seed=experiment.seed,
-            timed=experiment.method.timed,
+            timed=self.timed,
             per_transfer=self.per_transfer,
             initial_bytes=self.initial_bytes,
             time_scale=experiment.time_scale if self.on_wall_clock else None,
@@ -131,7 +153,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
         raise InputError(f"method: {name} closes rounds its own way, so it must set timed = True")
     _must_last(experiment)
     corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window, data.column)
-    topology = experiment.cluster.topology()
+    topology = network_of(experiment)
     shards = split(
         corpus.train,
         data.shards,
@@ -166,7 +188,25 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     arranged = arrange(layout, experiment.method)
     if isinstance(experiment.warm_start, int) and experiment.warm_start:
         job = replace(job, initial=warm_up(job, experiment.warm_start))
-    return _choose_collective(_measure(replace(job, layout=arranged)))
+    job = _choose_collective(_measure(replace(job, layout=arranged)))
+    return replace(job, compute=job.faults.compute(job.compute))
+
+
+def network_of(experiment: Experiment) -> Topology:
+    """The cluster's network, with the outages and partitions among the faults."""
+    topology = experiment.cluster.topology()
+    island_of = [topology.island_names[island] for island in topology.island_of]
+    outages = Faults(experiment.faults, experiment.seed, island_of).windows(topology.links)
+    if not outages:
+        return topology
+    links = []
+    for link in topology.links:
+        if windows := outages.get(link.name):
+            steps = link.bandwidth or Steps.constant(link.bytes_per_s)
+            steps = replace(steps, windows=(*windows, *steps.windows))  # an outage comes first
+            link = replace(link, bandwidth=steps)
+        links.append(link)
+    return replace(topology, links=tuple(links))
 
 
 def _measure(job: Job) -> Job:

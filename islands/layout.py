@@ -47,6 +47,16 @@ class Stream:
         if not 0 <= self.overlap <= self.period or self.period < 1 or self.first < 1:
             raise ValueError(f"no such schedule: {self}")
 
+    def is_due(self, step: int) -> bool:
+        """Whether the fragment is sent after ``step`` local steps."""
+        return step >= self.first and (step - self.first) % self.period == 0
+
+    def next_due(self, after: int) -> int:
+        """The first such step after ``after``."""
+        if after < self.first:
+            return self.first
+        return after + self.period - (after - self.first) % self.period
+
 
 @dataclass(frozen=True)
 class Layout:

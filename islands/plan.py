@@ -6,7 +6,7 @@ steps, send fragment 3. One call carries one plan, never one call per tensor or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from islands.compression import Payload, Statistics
@@ -43,28 +43,40 @@ class Lost(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Come back fresh after ``step`` local steps: all parameters, in layout order, and the running
-    statistics from update number ``update``; optimizer and method as at the beginning."""
+    """Come back fresh after ``step`` local steps: all parameters, in layout order, the running
+    statistics and, if it is there, the inner optimizer's state from update number ``update``; the
+    method as at the beginning."""
 
     update: int
     step: int
 
 
 class Snapshot(NamedTuple):
-    """Hand over the parameters and buffers as they are, for an evaluation."""
+    """Hand over the parameters and buffers as they are, for an evaluation; ``whole``: and the inner
+    optimizer's state, for a worker that joins replicas which must stay equal."""
+
+    whole: bool = False
 
 
 PlanOp: TypeAlias = Steps | SendOut | Apply | Snapshot | Lost | Reset
 
 
+class Held(NamedTuple):
+    """What a Snapshot found: parameters as bytes of the masters' type, running statistics, and the
+    state of the inner optimizer if it was asked for."""
+
+    params: Buffer
+    buffers: Statistics | None
+    optimizer: dict[str, Any] | None = None
+
+
 class Answer(NamedTuple):
     """What one plan produced, in order. ``failure`` names the cause if the worker raised.
 
-    ``payloads`` one per SendOut, ``losses`` one per local step, ``snapshots`` one per Snapshot:
-    (parameters as bytes of the masters' type, running statistics).
+    ``payloads`` one per SendOut, ``losses`` one per local step, ``snapshots`` one per Snapshot.
     """
 
     payloads: list[Payload]
     losses: list[float]
-    snapshots: list[tuple[Buffer, Statistics | None]]
+    snapshots: list[Held]
     failure: str | None = None

@@ -22,7 +22,7 @@ from islands.layout import Layout
 from islands.methods import Context, WorkerState
 from islands.models import build_model, window_loss
 from islands.optim import InnerOptimizer, LearningRate
-from islands.plan import Answer, Apply, Lost, PlanOp, Reset, SendOut, Snapshot, Steps
+from islands.plan import Answer, Apply, Held, Lost, PlanOp, Reset, SendOut, Snapshot, Steps
 from islands.plugins import one_line
 from islands.rng import seed_for
 
@@ -148,7 +148,7 @@ class Replica:
                     doing = f"return after step {op.step}"
                     self.reset(updates[op.update], op.step)
                 elif isinstance(op, Snapshot):
-                    answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
+                    answer.snapshots.append(self.snapshot(op.whole))
         except (Exception, SystemExit) as error:
             return answer._replace(failure=f"{doing}: {one_line(error)}")
         return answer
@@ -192,6 +192,11 @@ class Replica:
         if update.buffers is not None and (adopt or self.method.shared_in == "replicas"):
             self.buffers.unpack(update.buffers)
 
+    def snapshot(self, whole: bool) -> Held:
+        """The parameters and statistics as they are, and the inner optimizer's state."""
+        optimizer = self.optimizer.inner.state_dict() if whole else None
+        return Held(master_bytes(self.state.params), self.buffers.pack(), optimizer)
+
     def reset(self, update: Update | None, step: int) -> None:
         """Be a worker that knows nothing but the shared model, and goes on after ``step`` local
         steps. ``update`` holds all parameters, (N,) in layout order; statistics that it has not
@@ -201,7 +206,10 @@ class Replica:
         self.state.grad.zero_()
         self.state.slots.clear()
         self.state.step, self._step = step, max(0, step - 1)
-        self.optimizer.inner.reset()
+        if update.optimizer is None:
+            self.optimizer.inner.reset()
+        else:
+            self.optimizer.inner.load_state_dict(update.optimizer)
         found = self._first_buffers if update.buffers is None else update.buffers
         if found is not None:
             self.buffers.unpack(found)

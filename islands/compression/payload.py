@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from islands.compression.formats import Buffer, all_finite, itemsize
 from islands.trace import Bytes
@@ -103,13 +105,16 @@ class Update:
 
     ``values`` is in ``fmt``. Its length says nothing about the network: there, every receiver is
     charged what the collective really delivers (the rounded mean), and repeats the outer step
-    itself; here the coordinator takes that step once and hands out the outcome.
+    itself; here the coordinator takes that step once and hands out the outcome. ``optimizer`` is
+    the inner optimizer's state, for a worker that joins replicas which must stay equal.
     """
 
     values: Buffer
     fmt: str
     buffers: Statistics | None = None
+    optimizer: Mapping[str, Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + (0 if self.buffers is None else self.buffers.nbytes)
+        parts = [self.values.nbytes, 0 if self.buffers is None else self.buffers.nbytes]
+        return sum(parts) + sum(tensor.nbytes for tensor in (self.optimizer or {}).values())

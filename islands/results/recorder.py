@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from islands.clock import ComputeModel
 from islands.network import WorkerClock
 from islands.optim import LearningRate
+from islands.results.step_log import StepLog
 from islands.results.tables import SCHEMAS, TableWriter
 from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
 
@@ -46,14 +45,8 @@ class RunRecorder:
         compute: ComputeModel,
     ) -> None:
         self._tables = {name: TableWriter(folder, name) for name in [*SCHEMAS, "trace"]}
-        self._islands = np.array(island_of, dtype=object)
         self._compute = compute
-        self._rate = rate
-        shape = (len(island_of), steps)
-        self._loss, self._start, self._end = np.empty(shape), np.empty(shape), np.empty(shape)
-        self._trained = [0] * len(island_of)  # steps with a loss, per worker
-        self._timed = [0] * len(island_of)  # steps with times, per worker
-        self._written = 0
+        self._steps = StepLog(island_of, steps, rate)
         self._traces: list[deque[Op]] = [deque() for _ in island_of]  # not yet written
         self._sizes: dict[tuple[int, int, int], Bytes] = {}
         self._parts: deque[Part] = deque()  # of closed rounds, in the order of their closing
@@ -71,12 +64,14 @@ class RunRecorder:
         self.links: dict[str, LinkTotals] = {}
         self.pace: Pace | None = None  # of the wall clock, in the end
         self.wire_bytes = 0
+        self.wasted_bytes = 0  # payloads that were not combined, and collectives that were aborted
 
     # --- from the engine --------------------------------------------------------------------------
     def losses(self, worker: int, losses: Sequence[float]) -> None:
-        at = self._trained[worker]
-        self._loss[worker, at : at + len(losses)] = losses
-        self._trained[worker] = at + len(losses)
+        self._steps.losses(worker, losses)
+
+    def absent(self, worker: int, first: int, last: int) -> None:
+        self._steps.absent(worker, first, last)
 
     def closed(self, parts: Sequence[Part]) -> None:
         self.rounds += 1
@@ -128,12 +123,13 @@ class RunRecorder:
     # --- from the network -------------------------------------------------------------------------
     def timed(self, timings: Timings) -> None:
         for worker, first, starts, ends in timings.steps:
-            self._start[worker, first : first + len(starts)] = starts
-            self._end[worker, first : first + len(ends)] = ends
-            self._timed[worker] = first + len(ends)
-        self._write_steps()
+            self._steps.times(worker, first, starts, ends)
+        rows = self._steps.rows()
+        if rows is not None:
+            self._tables["steps"].append(**rows)
         for sync in timings.syncs:
-            self._passed[sync.worker, sync.fragment, sync.version] = sync
+            if sync.step:  # not of one who only looked on
+                self._passed[sync.worker, sync.fragment, sync.version] = sync
         self._write_syncs()
         if timings.transfers:
             columns = zip(*timings.transfers, strict=True)
@@ -164,7 +160,12 @@ class RunRecorder:
     @property
     def steps_done(self) -> int:
         """Local steps that every worker has taken and that have their times."""
-        return self._written
+        return self._steps.written
+
+    @property
+    def steps_taken(self) -> int:
+        """Local steps of all workers together, as far as :attr:`steps_done`."""
+        return self._steps.taken
 
     @property
     def wan_bytes(self) -> int:
@@ -181,48 +182,40 @@ class RunRecorder:
     @property
     def last_loss(self) -> float | None:
         """Mean training loss over the workers' latest steps."""
-        latest = [self._loss[w, n - 1] for w, n in enumerate(self._trained) if n]
-        return float(np.mean(latest)) if latest else None
+        return self._steps.last_loss
 
     @property
     def unsynced_steps(self) -> int:
         """Local steps of a worker that are in no committed round; 0 at a run's regular end."""
-        return max(0, self._written - min(self.synced_at))
+        return max(0, self._steps.written - min(self.synced_at))
 
     # --- rows -------------------------------------------------------------------------------------
-    def _write_steps(self) -> None:
-        first, last = self._written, min(*self._trained, *self._timed)
-        if last <= first:
-            return
-        count, workers = last - first, len(self._trained)
-        part = slice(first, last)
-        self._tables["steps"].append(
-            worker=np.tile(np.arange(workers), count),
-            island=np.tile(self._islands, count),
-            step=np.repeat(np.arange(first + 1, last + 1), workers),
-            loss=self._loss[:, part].T.ravel(),
-            lr=np.repeat([self._rate.at(step) for step in range(first, last)], workers),
-            start_s=self._start[:, part].T.ravel(),
-            end_s=self._end[:, part].T.ravel(),
-        )
-        self._written = last
-
     def _write_syncs(self) -> None:
         """Rows of closed rounds whose times are known, in the order of closing and of workers."""
         rows = []
-        while self._parts and self._parts[0][:3] in self._passed:
-            part = self._parts.popleft()
+        while self._parts:
+            part = self._parts[0]
+            if part.status != "absent" and part[:3] not in self._passed:
+                break
+            self._parts.popleft()
+            self.status[part.status] += 1
+            if part.status == "absent":
+                nothing = (0, 0, 0, 0, None, None, None)
+                rows.append(
+                    (part.fragment, part.number, None, part.worker, *nothing, part.status)
+                )
+                continue
             sync = self._passed.pop(part[:3])
             size = self._sizes.pop(part[:3])
-            key = (sync.fragment, sync.version, sync.step, sync.worker)
+            key = (sync.fragment, part.number, sync.step, sync.worker)
             times = (sync.ready_s, sync.done_s, sync.wait_s)
             rows.append((*key, size.total, *size, *times, part.status))
-            self.status[part.status] += 1
             self.wire_bytes += sync.wire_bytes
             if part.status == "ok":
                 self.synced_at[sync.fragment] = sync.step
             else:
-                self._write_rejection(sync)
+                self.wasted_bytes += size.total
+                self._write_fate(sync, part)
         if rows:
             names = self._tables["syncs"].schema.names
             self._tables["syncs"].append(**dict(zip(names, zip(*rows, strict=True), strict=True)))
@@ -233,9 +226,11 @@ class RunRecorder:
             emulated_s=[emulated_s], kind=[kind], subject=[subject], detail=[detail]
         )
 
-    def _write_rejection(self, sync: SyncTiming) -> None:
-        what = f"fragment {sync.fragment} version {sync.version}: NaN or infinite values"
-        self.event(sync.done_s, "rejected", f"worker {sync.worker}", what)
+    def _write_fate(self, sync: SyncTiming, part: Part) -> None:
+        what = f"fragment {part.fragment} version {part.number}"
+        if part.status == "rejected":
+            what += ": NaN or infinite values, or a wrong checksum"
+        self.event(sync.done_s, part.status, f"worker {sync.worker}", what)
 
     def _write_evals(self) -> None:
         for step in sorted(self._losses_at.keys() & self._times_at.keys()):
