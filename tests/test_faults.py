@@ -82,15 +82,15 @@ def test_slow_workers_and_islands_are_slow_and_no_others() -> None:
 
 
 def test_a_pause_comes_every_so_often_of_nominal_computing() -> None:
-    """Every 4 s, lasting 3 s: 100 pauses in 400 steps of 1 s, four steps apart, whatever else
+    """Every 4 s, lasting 3 s: 1,000 pauses in 4,000 steps of 1 s, four steps apart, whatever else
     makes the steps longer; workers pause at different moments."""
     compute = faults("pause:every=4 s,lasting=3 s", "slow:factor=2").compute(FixedSteps((1.0,) * 8))
     starts = set()
     for worker in range(8):
-        seconds = compute.seconds(worker, 0, 400)
+        seconds = compute.seconds(worker, 0, 4000)
         paused = np.flatnonzero(seconds == 5.0)
-        assert (seconds[np.setdiff1d(np.arange(400), paused)] == 2.0).all()
-        assert len(paused) == 100
+        assert (seconds[np.setdiff1d(np.arange(4000), paused)] == 2.0).all()
+        assert len(paused) == 1000
         assert (np.diff(paused) == 4).all()
         starts.add(int(paused[0]))
     assert len(starts) > 1

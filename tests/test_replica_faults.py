@@ -73,11 +73,12 @@ def test_only_measuring_anew_keeps_the_parameters(name: str) -> None:
 def test_replicas_that_must_stay_equal_adopt_all_the_same(name: str) -> None:
     """Parameters and running statistics: a dropped worker of a per-step method stays in step."""
     job = job_of(name, "helpers:build_batchnorm")
-    adopting, measuring = replica_of(job), replica_of(job)
+    adopting, measuring, other = replica_of(job), replica_of(job), replica_of(job, 1)
+    update = update_of(job, other, do(other, Steps(1), SendOut(0)))
     for replica, adopt in ((adopting, True), (measuring, False)):
-        answer = do(replica, Steps(1), SendOut(0))
-        do(replica, Apply(0, 0, adopt), updates=(update_of(job, replica, answer),))
+        do(replica, Steps(1), SendOut(0), Apply(0, 0, adopt), updates=(update,))
     assert flat(adopting.state_dict()) == flat(measuring.state_dict())
+    assert flat(measuring.state_dict())[".buffers"] == flat(other.state_dict())[".buffers"]
 
 
 @pytest.mark.parametrize("adopt", [True, False])
@@ -98,7 +99,7 @@ def test_a_lost_payload_changes_nothing_but_the_residual(name: str) -> None:
     do(sent, Steps(1), SendOut(0), Lost(0))
     do(kept, Steps(1))
     method = job.experiment.method
-    folded = {f".slots.{slot}" for slot in getattr(method, "feedback", ())}
+    folded = {f".slots.{slot}" for slot in method.feedback}
     found, expected = flat(sent.state_dict()), flat(kept.state_dict())
     assert set(found) == set(expected) | folded
     assert {key: found[key] for key in expected if key not in folded} == expected

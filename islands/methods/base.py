@@ -123,6 +123,8 @@ class Method(BaseModel):
     anchored: ClassVar[bool] = False
     #: Whether a payload may take part in a later round than its own.
     takes_late: ClassVar[bool] = True
+    #: Error feedback: the slots that sending takes something out of.
+    feedback: ClassVar[tuple[str, ...]] = ()
 
     name: str
     payload_dtype: FloatFormat = "bf16"
@@ -181,9 +183,25 @@ class Method(BaseModel):
         """
         self.receive(state, fragment, update, ctx)
 
+    def keep(self, state: WorkerState, fragment: int, ctx: Context, **unsent: Tensor) -> None:
+        """For :meth:`send`: remember what the slots of ``feedback`` would hold had nothing been
+        sent, each (n,) and not written to any more; without ``unsent``, that they hold it."""
+        if ctx.may_lose:
+            for name in self.feedback:
+                state.slots.pop(_unsent(name, fragment), None)
+            state.slots |= {_unsent(name, fragment): value for name, value in unsent.items()}
+
     def lost(self, state: WorkerState, fragment: int, ctx: Context) -> None:
-        """What was sent of the fragment last did not arrive: with error feedback the residual gets
-        it back. Called before the fragment is sent again. Default: nothing was kept."""
+        """What was sent of the fragment last did not arrive; called before it is sent again.
+
+        The slots of ``feedback``, a residual or a momentum that was masked, become what they would
+        be had nothing been sent, bit for bit. What a method without error feedback does not send
+        is lost anyway, and so is this.
+        """
+        for name in self.feedback:
+            unsent = state.slots.pop(_unsent(name, fragment), None)
+            if unsent is not None:
+                state.slot(name)[ctx.layout.fragments[fragment]] = unsent
 
     # --- coordinator side -----------------------------------------------------------------------
     def begin_shared(self, shared: Shared) -> None:
@@ -199,6 +217,10 @@ class Method(BaseModel):
         """Cosines between what the workers of a round sent, (arrivals, arrivals); NaN for a zero
         vector. Default: None, nothing to compare."""
         return None
+
+
+def _unsent(name: str, fragment: int) -> str:
+    return f"{name} unsent of {fragment}"
 
 
 #: Every way to average, for :attr:`Method.means`.

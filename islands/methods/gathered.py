@@ -34,7 +34,6 @@ class GatheredGradient(Method):
     collective: ClassVar[Collective] = "all_gather"
     shared_in: ClassVar[Literal["coordinator", "replicas", "diverged"]] = "replicas"
     default_weight_decay: ClassVar[float] = 0.0
-    #: The slots that a payload changes when it is sent, in which it is not if it gets lost.
     feedback: ClassVar[tuple[str, ...]] = ("residual",)
 
     @property
@@ -58,31 +57,9 @@ class GatheredGradient(Method):
     def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
         step_along(state, fragment, self.direction(decode(update.values, update.fmt)), ctx)
 
-    def keep(self, state: WorkerState, fragment: int, ctx: Context, **unsent: Tensor) -> None:
-        """Remember what the slots of ``feedback`` would hold had nothing been sent, each (n,) and
-        not written to any more; without ``unsent``, that they hold it."""
-        if ctx.may_lose:
-            for name in self.feedback:
-                state.slots.pop(_unsent(name, fragment), None)
-            state.slots |= {_unsent(name, fragment): value for name, value in unsent.items()}
-
-    def lost(self, state: WorkerState, fragment: int, ctx: Context) -> None:
-        """The residual, and a momentum that was masked, as if nothing had been sent, bit for bit.
-
-        Without error feedback nothing was kept: then what is not received is lost anyway.
-        """
-        for name in self.feedback:
-            unsent = state.slots.pop(_unsent(name, fragment), None)
-            if unsent is not None:
-                state.slot(name)[ctx.layout.fragments[fragment]] = unsent
-
 
 def is_plain(shared: Shared, arrivals: Sequence[Arrival]) -> bool:
     """Whether the payloads' plain mean is asked for, all of one step and of the same weight: then
     it can be formed from their sum, before anything is made dense."""
     alike = all(a.weight == 1.0 and a.step == arrivals[0].step for a in arrivals)
     return alike and shared.mean == "mean"
-
-
-def _unsent(name: str, fragment: int) -> str:
-    return f"{name} unsent of {fragment}"
