@@ -30,7 +30,7 @@ from islands.errors import InputError
 from islands.network import Link, Topology
 from islands.network.background import Load
 from islands.network.emulation import Emulation
-from islands.recording import Recording, head, read_recording
+from islands.recording import Recording, read_recording
 from islands.trace import Op
 from islands.units import format_bandwidth, format_time, parse_bandwidth, parse_time
 
@@ -277,7 +277,7 @@ class _Trial:
         self._cluster = cluster
         self._target = run.experiment.eval.target_loss if target_loss is None else target_loss
         self._batches = _batches(run.ops)
-        self._opening = _batches([head(ops, NEEDS_ROUNDS) for ops in run.ops])
+        self._opening = _batches(run.opening(NEEDS_ROUNDS))
 
     @property
     def operations(self) -> int:

@@ -25,7 +25,8 @@ from islands.coordinator import Coordinator
 from islands.engine import Interrupted
 from islands.errors import RunError
 from islands.job import Job
-from islands.network import Arrival, Timings
+from islands.network import Event, Timings
+from islands.network.timed import Abort, Action, Kill, Result
 from islands.plan import Answer, PlanOp
 from islands.plugins import look_also_in
 from islands.results.display import Progress
@@ -119,12 +120,16 @@ class RayNetwork:
                 return
             yield ray.get(self._under_way.popleft())
 
-    def decide(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
-        decided: tuple[Timings, Arrival | None, float] = ray.get(self._link.decide.remote(hold_s))
+    def decide(self, hold_s: float) -> tuple[Timings, Event | None, float]:
+        decided: tuple[Timings, Event | None, float] = ray.get(self._link.decide.remote(hold_s))
         return decided
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        self._link.reply.remote(worker, fragment, version, nbytes, itemsize)
+    def act(self, actions: Sequence[Action]) -> Sequence[Result]:
+        reference = self._link.act.remote(actions)
+        if not any(isinstance(action, Abort | Kill) for action in actions):
+            return [None] * len(actions)  # no need to wait for that
+        results: Sequence[Result] = ray.get(reference)
+        return results
 
     def end(self) -> Timings:
         totals: Timings = ray.get(self._link.end.remote())

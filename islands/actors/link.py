@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from islands.network import Arrival, Timings
+from islands.network import Event, Timings
 from islands.network.emulation import Emulation
+from islands.network.timed import Action, Result
 from islands.trace import Op
 
 
@@ -31,13 +32,13 @@ class LinkActor:
         (timings,) = self._network.results(wait=True)
         return timings
 
-    def decide(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
+    def decide(self, hold_s: float) -> tuple[Timings, Event | None, float]:
         """As :class:`islands.protocols.Network`; on the wall clock this actor sleeps meanwhile."""
         return self._network.decide(hold_s)
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        """Timed runs: send the coordinator's answer, at the moment of the last arrival."""
-        self._network.reply(worker, fragment, version, nbytes, itemsize)
+    def act(self, actions: Sequence[Action]) -> Sequence[Result]:
+        """Timed runs: do all this, in order, at the moment of the latest event."""
+        return self._network.act(actions)
 
     def end(self) -> Timings:
         """The final totals, and all that was not handed out before."""

@@ -6,22 +6,23 @@ and piece j is the whole payload of member j. An all-reduce has 2(p − 1) phase
 nearly equal cuts of the payload at whole values: p − 1 phases of reduce-scatter, then p − 1 that
 pass the sums round (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms").
 
-Members are *positions*: a scheme's ``order`` says which worker stands where, and its ``open`` gives
-the collective of one round. The other schemes are :mod:`islands.network.star` and
-:mod:`islands.network.hierarchical`; :func:`islands.network.schemes.plan_for` builds any of them.
+A collective may be one of some workers only. Members are *positions*: a scheme's ``order`` says
+which worker stands where, and its ``open`` gives the collective of one round. The other schemes are
+:mod:`islands.network.star` and :mod:`islands.network.hierarchical`;
+:func:`islands.network.schemes.plan_for` builds any of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from islands.network.fabric import Chain, Fabric
+from islands.network.fabric import Chain, Transfer
 from islands.network.ledger import Amounts, Lanes, Times, TransferRow
 from islands.network.topology import Topology
 from islands.trace import Bytes, Send
@@ -33,7 +34,7 @@ Why: TypeAlias = tuple[float, float, float, float, float]
 
 #: Ids order ties by how many rounds the member entered before, then phase, then member. So a
 #: member's later round never overtakes its earlier one, not even when both are ready at one moment.
-_TRANSFER_BITS = 44
+TURN_BITS = 44
 
 
 def cut(size: Bytes, itemsize: int, parts: int) -> tuple[Bytes, ...]:
@@ -73,18 +74,45 @@ class Listener(Protocol):
     def __call__(self, collective: Collective, member: int) -> None: ...
 
 
-class Scheme(Protocol):
-    """How a cluster carries out one operation: opens one collective per round.
+class Carrier(Protocol):
+    """What takes a collective's transfers: the fabric, or what stands before it."""
 
-    ``members`` is their number; ``order[position]`` is the worker that stands at a position.
+    def send(self, time_s: float, order: int, transfer: Transfer) -> None:
+        """As :meth:`Fabric.send`."""
+        ...
+
+    def announce(self, time_s: float, kind: int, order: int, what: object) -> None:
+        """As :meth:`Fabric.announce`."""
+        ...
+
+
+class Standing:
+    """Who takes part, and who stands where.
+
+    ``members`` is their number; ``order[position]`` is the worker that stands at a position, and
+    ``position[worker]`` the reverse. Ids go by the ``places`` that the members would have among all
+    ``width`` workers, because two collectives at one time may be of different workers.
     """
 
-    members: int
-    order: tuple[int, ...]
+    def __init__(self, everyone: Sequence[int], members: Collection[int] | None) -> None:
+        """``everyone`` is the order of all workers; ``members`` None: all of them."""
+        there = set(everyone if members is None else members)
+        self.order = tuple(worker for worker in everyone if worker in there)
+        self.members = len(self.order)
+        self.position = {worker: n for n, worker in enumerate(self.order)}
+        self.places = [n for n, worker in enumerate(everyone) if worker in there]
+        self.width = len(everyone)
 
-    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Collective:
+
+class Scheme(Standing):
+    """How some workers carry out one operation: opens one collective per round."""
+
+    lanes: Lanes
+    per_transfer: bool
+
+    def open(self, key: tuple[int, int], fabric: Carrier, tell: Listener) -> Collective:
         """The collective of round ``key``; ``tell(collective, position)`` at each member's end."""
-        ...
+        raise NotImplementedError
 
 
 class Collective(Times):
@@ -99,11 +127,18 @@ class Collective(Times):
     final_phase = -1
 
     def __init__(
-        self, key: tuple[int, int], members: int, slots: int, fabric: Fabric, tell: Listener
+        self,
+        standing: Standing,
+        key: tuple[int, int],
+        slots: int,
+        fabric: Carrier,
+        tell: Listener,
     ) -> None:
         super().__init__(slots)
         self.key = key
-        self.members = members
+        members = self.members = standing.members
+        self.order = standing.order
+        self.position = standing.position
         self.step = [0] * members
         self.ready_s = [np.nan] * members
         self.done_s = [np.nan] * members
@@ -114,14 +149,17 @@ class Collective(Times):
         self.received = 0
         self._fabric = fabric
         self._tell = tell
-        self._order = [0] * members
+        self._places = standing.places
+        self._width = standing.width
+        #: The id of each member's first transfer; in every later phase it is ``_width`` more.
+        self._first = [0] * members
 
     def enter(self, member: int, turn: int, ready_s: float, op: Send) -> None:
         """A member hands over its payload, in its own ``turn``-th send; twice is a ValueError."""
         if self.ready_s[member] == self.ready_s[member]:
             raise ValueError(f"member {member} sends twice to round {self.key}")
         self.step[member] = op.step
-        self._order[member] = turn << _TRANSFER_BITS
+        self._first[member] = (turn << TURN_BITS) + self._places[member]
         self.ready_s[member] = ready_s
         self.entered += 1
         self._entered(member, op.size, op.itemsize)
@@ -165,6 +203,16 @@ class Collective(Times):
         """The ledger rows of this collective, once all members are done."""
         raise NotImplementedError
 
+    def transfers(self) -> Iterator[tuple[int, int, Bytes]]:
+        """All that a collective whose members have all entered sends, as (phase, lane, size)."""
+        raise NotImplementedError
+
+    def last_end(self) -> tuple[float, Why]:
+        """When the last member was done, and its chain: at one moment, the lowest worker's."""
+        done_s = max(self.done_s)
+        last = (n for n, moment in enumerate(self.done_s) if moment == done_s)
+        return done_s, self.why[min(last, key=self.order.__getitem__)]
+
 
 def check_reduced(
     key: tuple[int, int], member: int, mine: tuple[Bytes, int], others: tuple[Bytes, int]
@@ -188,23 +236,20 @@ class Relay(Collective):
 
     def __init__(
         self,
+        scheme: Scheme,
         key: tuple[int, int],
-        members: int,
-        fabric: Fabric,
+        fabric: Carrier,
         tell: Listener,
         *,
-        lanes: Lanes,
         nodes: int,
         phases: int,
-        per_transfer: bool,
     ) -> None:
-        super().__init__(
-            key, members, lanes.width * (max(phases, 1) if per_transfer else 1), fabric, tell
-        )
+        lanes, each = scheme.lanes, scheme.per_transfer
+        super().__init__(scheme, key, lanes.width * (max(phases, 1) if each else 1), fabric, tell)
         self.final_phase = max(phases, 1) - 1
         self._lanes = lanes
         self._nodes = nodes
-        self._stride = lanes.width if per_transfer else 0
+        self._stride = lanes.width if each else 0
         #: What each node puts into the ring: bytes of piece j. Known before anyone sends it.
         self._pieces = [0] * nodes
         self._from_s = [np.nan] * nodes
@@ -241,7 +286,7 @@ class Relay(Collective):
         lanes = self._lanes
         size = self._pieces[(node - phase) % self._nodes]
         slot = lanes.slots[node] + phase * self._stride
-        number = self._ids[node] + phase * self.members
+        number = self._ids[node] + phase * self._width
         self._fabric.send(time_s, number, (lanes.paths[node], size, self, slot, node, tag, chain))
 
     def left(self, lane: int, finish_s: float, chain: Chain) -> None:
@@ -308,17 +353,22 @@ class RingPlan:
         self.amounts: Amounts = lanes.amounts(sizes, counts)
 
 
-class Rings:
-    """The ring over all workers in a given order, and plans for payloads seen before.
+class Rings(Scheme):
+    """The ring over some workers in a given order of all, and plans for payloads seen before.
 
-    ``order[i]`` is the worker at position i; lane i goes from there to position i + 1.
+    Lane i goes from position i to position i + 1.
     """
 
     def __init__(
-        self, topology: Topology, collective: str, order: Sequence[int], *, per_transfer: bool
+        self,
+        topology: Topology,
+        collective: str,
+        everyone: Sequence[int],
+        members: Collection[int] | None = None,
+        *,
+        per_transfer: bool,
     ) -> None:
-        self.members = topology.workers
-        self.order = tuple(order)
+        super().__init__(everyone, members)
         self.turns = 2 if collective == "all_reduce" else 1
         self.phases = self.turns * (self.members - 1)
         self.per_transfer = per_transfer
@@ -330,7 +380,7 @@ class Rings:
         self.disjoint = _disjoint(topology, self.lanes)
         self._plans: dict[tuple[Bytes | int, ...], RingPlan] = {}
 
-    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Ring:
+    def open(self, key: tuple[int, int], fabric: Carrier, tell: Listener) -> Ring:
         """The ring of one round; it is still to be launched, or to be computed as arrays."""
         return Ring(self, key, fabric, tell)
 
@@ -367,18 +417,9 @@ def _disjoint(topology: Topology, lanes: Lanes) -> bool:
 class Ring(Relay):
     """One ring collective. It waits for :meth:`launch` before it uses the event loop."""
 
-    def __init__(self, rings: Rings, key: tuple[int, int], fabric: Fabric, tell: Listener) -> None:
+    def __init__(self, rings: Rings, key: tuple[int, int], fabric: Carrier, tell: Listener) -> None:
         members = rings.members
-        super().__init__(
-            key,
-            members,
-            fabric,
-            tell,
-            lanes=rings.lanes,
-            nodes=members,
-            phases=rings.phases,
-            per_transfer=rings.per_transfer,
-        )
+        super().__init__(rings, key, fabric, tell, nodes=members, phases=rings.phases)
         self.rings = rings
         self.launched = False
         self._sizes: list[Bytes | None] = [None] * members
@@ -416,8 +457,7 @@ class Ring(Relay):
             self._start(member)
 
     def _start(self, member: int) -> None:
-        number = self._order[member] + member
-        self._join(member, number, self.ready_s[member], self._own(member))
+        self._join(member, self._first[member], self.ready_s[member], self._own(member))
 
     def _departed(self, lane: int, finish_s: float, chain: Chain) -> None:
         self._left[lane] = (finish_s, chain.copy())
@@ -436,10 +476,11 @@ class Ring(Relay):
     def rows(self) -> list[TransferRow]:
         lanes, plan = self.rings.lanes, self.plan
         if self.rings.per_transfer:
-            return lanes.rows_each(self.key, self, self._transfers(plan.pieces))
+            return lanes.rows_each(self.key, self, self.transfers())
         return lanes.rows(self.key, self, plan.amounts)
 
-    def _transfers(self, pieces: Sequence[Bytes]) -> Iterator[tuple[int, int, Bytes]]:
+    def transfers(self) -> Iterator[tuple[int, int, Bytes]]:
+        pieces = self.plan.pieces
         for phase in range(self.rings.phases):
             for lane in range(self.members):
                 yield phase, lane, pieces[(lane - phase) % self.members]

@@ -12,8 +12,10 @@ from math import inf
 
 from islands.clock import ComputeModel
 from islands.network.pace import Paced
+from islands.network.timed import Action, Result
+from islands.network.timed_timeline import TimedTimeline
 from islands.network.timeline import Timeline
-from islands.network.timings import Arrival, Timings
+from islands.network.timings import Event, Timings
 from islands.network.topology import Topology
 from islands.trace import Op
 
@@ -28,7 +30,7 @@ class Emulation:
         scheme: how the first two are carried out; a method that needs a star gets one.
         ring_order: the islands in the ring's order; None: chosen.
         seed: decides other jobs' transfers and jitter.
-        timed: the method closes its rounds by the clock.
+        timed: rounds close by the clock.
         per_transfer: a ledger row per transfer instead of per round and link.
         initial_bytes: the initial model's, handed out before the start.
         time_scale: wall seconds per emulated second; None: nobody waits for the clock.
@@ -47,16 +49,29 @@ class Emulation:
 
     def timeline(self) -> Timeline:
         """Idle links, clocks at zero, the initial model handed out."""
-        timeline = Timeline(
-            self.topology,
-            self.compute,
-            self.collective,
-            scheme="star" if self.collective == "star" else self.scheme,
-            ring_order=self.ring_order,
-            seed=self.seed,
-            timed=self.timed,
-            per_transfer=self.per_transfer,
-        )
+        scheme = "star" if self.collective == "star" else self.scheme
+        timeline: Timeline
+        if self.timed:
+            timeline = TimedTimeline(
+                self.topology,
+                self.compute,
+                self.collective,
+                scheme=scheme,
+                ring_order=self.ring_order,
+                seed=self.seed,
+                per_transfer=self.per_transfer,
+                ahead=self.time_scale is not None,
+            )
+        else:
+            timeline = Timeline(
+                self.topology,
+                self.compute,
+                self.collective,
+                scheme=scheme,
+                ring_order=self.ring_order,
+                seed=self.seed,
+                per_transfer=self.per_transfer,
+            )
         for worker in range(self.topology.workers):
             timeline.control(worker, self.initial_bytes)
         return timeline
@@ -84,16 +99,19 @@ class LocalNetwork:
         self._timeline.advance()
         return [self._timeline.take()]
 
-    def decide(self, hold_s: float = 0.0) -> tuple[Timings, Arrival | None, float]:
+    def decide(self, hold_s: float = 0.0) -> tuple[Timings, Event | None, float]:
         if isinstance(self._timeline, Paced):
             return self._timeline.turn(hold_s)
-        arrival = self._timeline.advance()
-        return self._timeline.take(), arrival, inf
+        event = self._timeline.advance()
+        return self._timeline.take(), event, inf
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        self._timeline.reply(worker, fragment, version, nbytes, itemsize)
+    def act(self, actions: Sequence[Action]) -> Sequence[Result]:
+        if isinstance(self._timeline, Paced | TimedTimeline):
+            return self._timeline.act(actions)
+        raise ValueError("rounds that wait for everyone need no decisions")
 
     def end(self) -> Timings:
         if isinstance(self._timeline, Timeline):
-            self._timeline.advance()
+            while self._timeline.advance() is not None:
+                pass  # nobody decides any more
         return self._timeline.end()

@@ -23,8 +23,8 @@ order or in any pieces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -37,8 +37,9 @@ from islands.network.shared_pipe import EndedOn
 from islands.network.steps import Steps
 from islands.network.topology import Path, Topology
 
-#: At one moment, what has arrived is seen before anything new is served.
-ARRIVED, READY = 0, 1
+#: At one moment, what has happened is seen before anything new is served: control bytes, members
+#: that are done, arrivals, collectives that have ended, and moments that were asked for.
+CHARGED, PASSES, ARRIVED, CLOSED, WAKES, READY = range(6)
 #: Instead of a hop's number: not a transfer but an announcement; a transfer on a fair route.
 ANNOUNCED, SHARED = -1, -2
 
@@ -109,9 +110,30 @@ class Fabric:
         hop = SHARED if transfer[0][0].fair else 0
         heappush(self._events, (time_s, READY, order, transfer, hop))
 
-    def announce(self, time_s: float, order: int, what: object) -> None:
-        """Let :meth:`run` stop with ``what`` when everything before ``time_s`` has happened."""
-        heappush(self._events, (time_s, ARRIVED, order, what, ANNOUNCED))
+    def announce(self, time_s: float, kind: int, order: int, what: object) -> None:
+        """Let :meth:`run` stop with ``what`` when everything before ``time_s`` has happened.
+
+        ``kind`` is one of those before READY; ``order`` breaks ties within it.
+        """
+        heappush(self._events, (time_s, kind, order, what, ANNOUNCED))
+
+    def cancel(self, gone: Callable[[Any, bool], bool]) -> list[Any]:
+        """Take back what has not begun: announcements, and transfers before their first hop.
+
+        ``gone(what, announced)`` decides; what was taken back is returned. A transfer has begun
+        when its sender's port has had it in its queue, even if it was not its turn yet.
+        """
+        kept, taken = [], []
+        for event in self._events:
+            _, _, _, what, hop = event
+            if hop <= 0 and gone(what, hop == ANNOUNCED):
+                taken.append(what)
+            else:
+                kept.append(event)
+        if taken:
+            heapify(kept)
+            self._events[:] = kept
+        return taken
 
     def run(self) -> tuple[float, Any] | None:
         """Process events up to the horizon; stop at the first announcement and return it.

@@ -1,23 +1,32 @@
 """The hierarchical collective: gather inside each island, exchange between them, hand out inside.
 
-The members of an island send their payloads to its first worker, the leader. The leaders exchange
+The members in an island send their payloads to the first of them, the leader. The leaders exchange
 in a ring, island by island: a ring all-reduce of the payload, or a ring all-gather of what their
 islands gathered. Then each leader sends its members what they lack: the result, or everything but
 their own. A WAN link so carries each thing once, whatever the number of workers behind it.
 
-With one worker per island this is the plain ring; with one island there is no exchange.
+With one member per island this is the plain ring; with one island there is no exchange. An island
+without members takes no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from islands.network.collectives import Listener, Relay, check_reduced, cut, ring_loads
-from islands.network.fabric import Chain, Fabric
+from islands.network.collectives import (
+    Carrier,
+    Listener,
+    Relay,
+    Scheme,
+    check_reduced,
+    cut,
+    ring_loads,
+)
+from islands.network.fabric import Chain
 from islands.network.ledger import Amounts, Lanes, TransferRow
 from islands.network.star import others_of
 from islands.network.topology import Topology
@@ -34,19 +43,24 @@ class HierarchyPlan:
     amounts: Amounts
 
 
-class Hierarchies:
-    """The islands of an order of workers, their leaders, and the lanes between all of them.
+class Hierarchies(Scheme):
+    """The islands of some workers in a given order of all, their leaders, and the lanes between.
 
     Lanes come as: leader to next leader (none with a single island), then inner members up to
     their leaders, then down to the inner members. ``groups`` holds the positions of each island's
-    workers, the leader first; ``inner`` those of all who do not lead.
+    members, the leader first; ``inner`` those of all who do not lead.
     """
 
     def __init__(
-        self, topology: Topology, operation: str, order: Sequence[int], *, per_transfer: bool
+        self,
+        topology: Topology,
+        operation: str,
+        everyone: Sequence[int],
+        members: Collection[int] | None = None,
+        *,
+        per_transfer: bool,
     ) -> None:
-        self.members = topology.workers
-        self.order = tuple(order)
+        super().__init__(everyone, members)
         self.per_transfer = per_transfer
         groups: dict[int, list[int]] = {}
         for position, worker in enumerate(self.order):
@@ -69,7 +83,7 @@ class Hierarchies:
         self.group_of = {p: number for number, group in enumerate(self.groups) for p in group}
         self._plans: dict[tuple[Bytes | int, ...], HierarchyPlan] = {}
 
-    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Hierarchical:
+    def open(self, key: tuple[int, int], fabric: Carrier, tell: Listener) -> Hierarchical:
         """The collective of one round."""
         return Hierarchical(self, key, fabric, tell)
 
@@ -118,18 +132,9 @@ class Hierarchical(Relay):
     """
 
     def __init__(
-        self, scheme: Hierarchies, key: tuple[int, int], fabric: Fabric, tell: Listener
+        self, scheme: Hierarchies, key: tuple[int, int], fabric: Carrier, tell: Listener
     ) -> None:
-        super().__init__(
-            key,
-            scheme.members,
-            fabric,
-            tell,
-            lanes=scheme.lanes,
-            nodes=len(scheme.groups),
-            phases=scheme.phases,
-            per_transfer=scheme.per_transfer,
-        )
+        super().__init__(scheme, key, fabric, tell, nodes=len(scheme.groups), phases=scheme.phases)
         self._scheme = scheme
         self._sizes = [Bytes()] * scheme.members
         self._reduced: tuple[Bytes, int] | None = None
@@ -175,7 +180,7 @@ class Hierarchical(Relay):
         it."""
         lanes = self._lanes
         stage = 0 if phase < 0 else 1 + self._scheme.phases
-        number = self._order[member] + stage * self.members + member
+        number = self._first[member] + stage * self._width
         transfer = (lanes.paths[lane], size.total, self, lanes.slots[lane], lane, phase, chain)
         self._fabric.send(time_s, number, transfer)
 
@@ -198,8 +203,7 @@ class Hierarchical(Relay):
             own = bundle([self._sizes[position] for position in scheme.groups[group]])
             self._pieces[group] = own.total
         if scheme.exchanges:
-            leader = scheme.leaders[group]
-            number = self._order[leader] + self.members + leader
+            number = self._first[scheme.leaders[group]] + self._width
             self._join(group, number, collects.time_s, collects.chain)
         # A gathering never waits for this island's own: the rest may have been here before it.
         if self._has[group].complete(collects.time_s, 1, collects.chain):
@@ -240,11 +244,11 @@ class Hierarchical(Relay):
     def rows(self) -> list[TransferRow]:
         lanes, plan = self._lanes, self.plan
         if self._scheme.per_transfer:
-            return lanes.rows_each(self.key, self, self._transfers(plan))
+            return lanes.rows_each(self.key, self, self.transfers())
         return lanes.rows(self.key, self, plan.amounts)
 
-    def _transfers(self, plan: HierarchyPlan) -> Iterator[tuple[int, int, Bytes]]:
-        scheme = self._scheme
+    def transfers(self) -> Iterator[tuple[int, int, Bytes]]:
+        plan, scheme = self.plan, self._scheme
         up = [self._sizes[member] for member in scheme.inner]
         for lane, size in enumerate([*up, *plan.down], start=scheme.exchanges):
             yield 0, lane, size

@@ -65,11 +65,13 @@ Amounts: TypeAlias = tuple[tuple[tuple[str, int, int], ...], ...]
 class Lanes:
     """The fixed paths that a kind of collective uses, and which ledger lines their hops count on.
 
+    ``ends`` are the two workers of each lane; COORDINATOR is the coordinator's own port.
     Every hop of every lane has a slot in the lists of a :class:`Times`. ``lines`` maps a link to
     its (lane, first slot, last slot) triples, in lane order.
     """
 
     def __init__(self, topology: Topology, ends: Sequence[tuple[int, int]]) -> None:
+        self.ends = tuple(ends)
         self.paths: tuple[Path, ...] = tuple(topology.path(*pair) for pair in ends)
         self.slots: list[int] = []
         self.width = 0
@@ -156,27 +158,47 @@ class Ledger:
         self._control = dict.fromkeys(self._bytes, 0)
         self._rows: list[TransferRow] = []
         self._handed_out: dict[str, TransferRow] = {}
+        self._charged: dict[str, TransferRow] = {}
         self._final: dict[str, LinkTotals] | None = None
 
     def add(self, rows: Iterable[TransferRow]) -> None:
         """Count finished transfers."""
+        if self._charged:
+            self._rows += self._charged.values()
+            self._charged = {}
         for row in rows:
             self._bytes[row.link] += row.bytes
             self._rows.append(row)
 
     def control(self, source: int, target: int, size: int, time_s: float) -> None:
-        """Count ``size`` bytes from worker to worker that take no emulated time."""
+        """Count ``size`` bytes from worker to worker that take no emulated time.
+
+        One row per link stands for all of them between two :meth:`take`.
+        """
+        self._count_control(self._handed_out, source, target, size, time_s)
+
+    def charge(self, source: int, target: int, size: int, time_s: float) -> None:
+        """The same in the midst of a run, in the order of time.
+
+        One row per link stands for all of them between two :meth:`add`, so that the rows do not
+        depend on when they are taken.
+        """
+        self._count_control(self._charged, source, target, size, time_s)
+
+    def _count_control(
+        self, rows: dict[str, TransferRow], source: int, target: int, size: int, time_s: float
+    ) -> None:
         for link, _, _ in self._topology.charges(source, target):
             self._bytes[link] += size
             self._control[link] += size
             row = TransferRow(-1, 0, link, "control", size, 1, time_s, time_s, 0.0)
-            old = self._handed_out.get(link)
+            old = rows.get(link)
             if self._per_transfer:
                 self._rows.append(row)
             elif old is None:
-                self._handed_out[link] = row
+                rows[link] = row
             else:
-                self._handed_out[link] = row._replace(
+                rows[link] = row._replace(
                     bytes=old.bytes + size,
                     count=old.count + 1,
                     first_start_s=min(old.first_start_s, time_s),
@@ -204,6 +226,7 @@ class Ledger:
 
     def end(self, end_s: float) -> None:
         """Close the books at ``end_s``: other jobs' transfers, and how busy the links were."""
+        self.add(())
         self._fabric.settle(end_s)
         totals = dict(self.links)
         for resource, link in enumerate(self._topology.links):

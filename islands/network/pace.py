@@ -14,14 +14,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from islands.clock import FixedSteps
 from islands.network.ledger import KINDS, TransferRow
+from islands.network.timed import Action, Kill, Result, Revive
+from islands.network.timed_timeline import TimedTimeline
 from islands.network.timeline import Timeline
-from islands.network.timings import Arrival, SyncTiming, Timings
+from islands.network.timings import Event, SyncTiming, Timings
 from islands.network.topology import Site, Topology, Wire
 from islands.trace import Bytes, End, Op, Receive, Send
 
@@ -37,8 +39,8 @@ class Pace:
         links: per WAN link the bytes per emulated second that were asked for and achieved: bytes
             over the time from each round's first start on it to its last delivery, as simulated and
             as really let out.
-        lag_mean_s, lag_max_s: wall seconds that workers went on with results, or contributions
-            arrived at the coordinator, after their deadlines.
+        lag_mean_s, lag_max_s: wall seconds that workers went on with results, or events were
+            decided on, after their deadlines.
         wall_s: wall seconds from the start to the end.
     """
 
@@ -60,7 +62,7 @@ class Paced:
     """A timeline on the wall clock, which starts when the first operations come.
 
     ``time_scale`` is wall seconds per emulated second. ``now`` and ``sleep`` are the host's
-    monotonic clock and its sleep.
+    monotonic clock and its sleep. A timed timeline must tell its syncs ahead of their moment.
     """
 
     def __init__(
@@ -78,8 +80,8 @@ class Paced:
         self._start: float | None = None
         self._held: list[tuple[float, int, SyncTiming | _Crossing]] = []  # a heap by moment
         self._count = 0  # keeps what has the same moment in its order
-        self._arrival: Arrival | None = None
-        self._running = timeline.topology.workers
+        self._event: Event | None = None
+        self._running = set(range(timeline.topology.workers))
         self._last_s = 0.0  # the moment when the last worker ends
         self._wan = {link.name for link in timeline.topology.links}
         self._rates: dict[str, list[float]] = {}  # link -> bytes, seconds asked, seconds taken
@@ -91,42 +93,61 @@ class Paced:
         """More operations, as (worker, operation), in each worker's own order."""
         if self._start is None:
             self._start = self._now()
-        self._running -= sum(isinstance(op, End) for _, op in ops)
+        self._running.difference_update(worker for worker, op in ops if isinstance(op, End))
         self._timeline.extend(ops)
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        """Answer a contribution that has arrived."""
-        self._timeline.reply(worker, fragment, version, nbytes, itemsize)
+    def act(self, actions: Sequence[Action]) -> list[Result]:
+        """Decide about what was let out last. Whoever dies gets nothing any more."""
+        if not isinstance(self._timeline, TimedTimeline):
+            raise ValueError("rounds that wait for everyone need no decisions")
+        found = self._timeline.act(actions)
+        for action in actions:
+            if isinstance(action, Kill):
+                self._running.discard(action.worker)
+                self._take_back(action.worker, self._timeline.now_s)
+            elif isinstance(action, Revive):
+                self._running.add(action.worker)
+        return found
+
+    def _take_back(self, worker: int, now_s: float) -> None:
+        """What a worker has not got by now it will not get."""
+        self._held = [
+            held
+            for held in self._held
+            if not (isinstance(held[2], SyncTiming) and held[2].worker == worker)
+            or held[2].passed_s <= now_s
+        ]
+        heapify(self._held)
 
     # What comes out
 
-    def turn(self, hold_s: float) -> tuple[Timings, Arrival | None, float]:
+    def turn(self, hold_s: float) -> tuple[Timings, Event | None, float]:
         """Simulate as far as causality permits, and let out whatever is due.
 
         If nothing is, sleep until something is, but no longer than ``hold_s``. The last value is
         the wall seconds to the next deadline: 0 if one has passed by now, infinite if there is
-        none. Only deliveries (``Timings.syncs`` and the arrival) are held back.
+        none. Only deliveries (``Timings.syncs`` and the event) are held back.
         """
-        if self._arrival is None:
-            self._arrival = self._timeline.advance()
+        if self._event is None:
+            self._event = self._timeline.advance()
         found = self._timeline.take()
         self._hold_back(found)
         until = self._now() + hold_s
         while not (syncs := self._let_out()):
             deadline = self._deadline(self._next_s())
             if deadline <= self._now() or deadline == inf:
-                break  # an arrival or the end is due, or nothing is held back
+                break  # an event or the end is due, or nothing is held back
             self._sleep_until(min(deadline, until))
             if deadline > until:
                 break
         found.syncs = syncs
-        return found, self._take_arrival(), self._due_s()
+        return found, self._take_event(), self._due_s()
 
     def end(self) -> Timings:
         """The run is over, finished or not: the final totals, the pace, and what was still held
         back."""
-        if self._arrival is None:
-            self._timeline.advance()
+        while self._timeline.advance() is not None:
+            pass  # nobody decides any more
         found = self._timeline.end()
         self._hold_back(found)
         found.syncs = [what for _, _, what in sorted(self._held) if isinstance(what, SyncTiming)]
@@ -174,13 +195,13 @@ class Paced:
                 totals[:] = (totals[0] + what.bytes, totals[1] + asked_s, totals[2] + taken_s)
         return syncs
 
-    def _take_arrival(self) -> Arrival | None:
-        arrival = self._arrival
-        if arrival is None or (deadline := self._deadline(arrival.time_s)) > self._now():
+    def _take_event(self) -> Event | None:
+        event = self._event
+        if event is None or (deadline := self._deadline(event.time_s)) > self._now():
             return None
         self._note_lag(self._now() - deadline)
-        self._arrival = None
-        return arrival
+        self._event = None
+        return event
 
     def _note_lag(self, late_s: float) -> None:
         self._lags += 1
@@ -192,8 +213,8 @@ class Paced:
     def _next_s(self) -> float:
         """The next emulated moment at which there is something to let out; infinite if none."""
         moments = [self._held[0][0]] if self._held else []
-        if self._arrival is not None:
-            moments.append(self._arrival.time_s)
+        if self._event is not None:
+            moments.append(self._event.time_s)
         if not moments and not self._running:
             return self._last_s if self._deadline(self._last_s) > self._now() else inf
         return min(moments, default=inf)

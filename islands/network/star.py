@@ -8,12 +8,19 @@ on time, and then every member's contribution is a collective of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from islands.network.collectives import Collective, Listener, check_reduced
-from islands.network.fabric import Chain, Fabric
+from islands.network.collectives import (
+    Carrier,
+    Collective,
+    Listener,
+    Scheme,
+    Standing,
+    check_reduced,
+)
+from islands.network.fabric import ARRIVED, Chain
 from islands.network.ledger import Lanes, TransferRow
 from islands.network.topology import COORDINATOR, Topology
 from islands.trace import Bytes
@@ -25,12 +32,18 @@ def others_of(sizes: Sequence[Bytes]) -> list[Bytes]:
     return [Bytes(*(a - b for a, b in zip(total, size, strict=True))) for size in sizes]
 
 
-class Stars:
-    """Paths up from every worker, then down to every worker; none for a worker that is alone."""
+class Stars(Scheme):
+    """Paths up from every member, then down to every member; none for one that is alone."""
 
-    def __init__(self, topology: Topology, operation: str, *, per_transfer: bool) -> None:
-        self.members = topology.workers
-        self.order = tuple(range(self.members))
+    def __init__(
+        self,
+        topology: Topology,
+        operation: str,
+        members: Collection[int] | None = None,
+        *,
+        per_transfer: bool,
+    ) -> None:
+        super().__init__(range(topology.workers), members)
         self.operation = operation
         self.per_transfer = per_transfer
         workers = self.order if self.members > 1 else ()
@@ -38,7 +51,7 @@ class Stars:
         down = [(COORDINATOR, worker) for worker in workers]
         self.lanes = Lanes(topology, [*up, *down])
 
-    def open(self, key: tuple[int, int], fabric: Fabric, tell: Listener) -> Star:
+    def open(self, key: tuple[int, int], fabric: Carrier, tell: Listener) -> Star:
         """The star of one round."""
         return Star(self, key, fabric, tell)
 
@@ -50,8 +63,8 @@ class Stars:
 class Star(Collective):
     """All members' payloads go to the coordinator; when the last is in, each gets an answer."""
 
-    def __init__(self, stars: Stars, key: tuple[int, int], fabric: Fabric, tell: Listener) -> None:
-        super().__init__(key, stars.members, stars.lanes.width, fabric, tell)
+    def __init__(self, stars: Stars, key: tuple[int, int], fabric: Carrier, tell: Listener) -> None:
+        super().__init__(stars, key, stars.lanes.width, fabric, tell)
         self._stars = stars
         self._sizes = [Bytes()] * stars.members
         self._answers: Sequence[Bytes] = ()
@@ -74,7 +87,7 @@ class Star(Collective):
     def _send(self, lane: int, phase: int, time_s: float, size: int, chain: Chain) -> None:
         lanes = self._stars.lanes
         transfer = (lanes.paths[lane], size, self, lanes.slots[lane], lane, phase, chain)
-        order = self._order[lane % self.members] + lane
+        order = self._first[lane % self.members] + phase * self._width
         self._fabric.send(time_s, order, transfer)
 
     def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
@@ -95,29 +108,32 @@ class Star(Collective):
         lanes = self._stars.lanes
         if not lanes.paths:
             return []
-        sizes = [*self._sizes, *self._answers]
         if self._stars.per_transfer:
-            transfers = ((0, lane, size) for lane, size in enumerate(sizes))
-            return lanes.rows_each(self.key, self, transfers)
-        kinds = np.array(sizes, dtype=np.int64)
+            return lanes.rows_each(self.key, self, self.transfers())
+        kinds = np.array([*self._sizes, *self._answers], dtype=np.int64)
         return lanes.rows(self.key, self, lanes.amounts(kinds, (kinds > 0).astype(np.int64)))
+
+    def transfers(self) -> Iterator[tuple[int, int, Bytes]]:
+        answers = self._answers or self._stars.answers(self._sizes)
+        for lane, size in enumerate([*self._sizes, *answers] if self._stars.lanes.paths else ()):
+            yield 0, lane, size
 
 
 class Contributions:
-    """The stars of single workers, whose answers depend on time. Position = worker."""
+    """The stars of single workers, whose answers depend on time."""
 
     def __init__(self, topology: Topology) -> None:
-        self.members = topology.workers
-        self.order = tuple(range(self.members))
+        workers = range(topology.workers)
+        self.standings = [Standing(workers, [worker]) for worker in workers]
         #: Per worker its way up and its way down; none for a worker that is alone.
         self.pairs = [
             Lanes(topology, [(worker, COORDINATOR), (COORDINATOR, worker)])
-            for worker in self.order
-            if self.members > 1
+            for worker in workers
+            if topology.workers > 1
         ]
 
     def open_for(
-        self, worker: int, key: tuple[int, int], fabric: Fabric, tell: Listener
+        self, worker: int, key: tuple[int, int], fabric: Carrier, tell: Listener
     ) -> Contribution:
         """The round of one ``worker``."""
         return Contribution(self, key, worker, fabric, tell)
@@ -134,11 +150,11 @@ class Contribution(Collective):
         stars: Contributions,
         key: tuple[int, int],
         worker: int,
-        fabric: Fabric,
+        fabric: Carrier,
         tell: Listener,
     ) -> None:
-        self._lanes = stars.pairs[worker] if stars.pairs else None
-        super().__init__(key, 1, self._lanes.width if self._lanes else 0, fabric, tell)
+        lanes = self._lanes = stars.pairs[worker] if stars.pairs else None
+        super().__init__(stars.standings[worker], key, lanes.width if lanes else 0, fabric, tell)
         self.worker = worker
         self.arrived = False
         self.answered = False
@@ -147,7 +163,6 @@ class Contribution(Collective):
         self._chain: Chain = []
 
     def _entered(self, member: int, size: Bytes, itemsize: int) -> None:
-        self._order[member] += self.worker
         self._chain = self._own(member)
         self._move(0, self.ready_s[member], size)
 
@@ -169,13 +184,13 @@ class Contribution(Collective):
             return
         path, slot = self._lanes.paths[lane], self._lanes.slots[lane]
         transfer = (path, size.total, self, slot, lane, lane, self._chain)
-        self._fabric.send(time_s, self._order[0], transfer)
+        self._fabric.send(time_s, self._first[0], transfer)
 
     def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
         self._chain = chain
         if lane == 0:
             self._arrived_s = time_s
-            self._fabric.announce(time_s, self._order[0], self)
+            self._fabric.announce(time_s, ARRIVED, self._first[0], self)
         else:
             self.finish(0, time_s, chain)
 
@@ -185,3 +200,7 @@ class Contribution(Collective):
             return []
         lane = int(self.answered)
         return self._lanes.rows_each(self.key, self, [(0, lane, self._sizes[lane])])
+
+    def transfers(self) -> Iterator[tuple[int, int, Bytes]]:
+        for lane, size in enumerate(self._sizes if self._lanes else ()):
+            yield 0, lane, size

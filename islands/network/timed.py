@@ -1,7 +1,7 @@
 """Rounds that close by the clock: what the caller may do at each event of a timed run.
 
-The caller gets one :class:`~islands.network.timings.Event` after the other and answers each with
-actions, which all happen at the moment of the latest event.
+The caller gets one event after the other (:data:`islands.network.timings.Event`) and answers each
+with actions, which all happen at the moment of the latest event.
 """
 
 from __future__ import annotations

@@ -8,54 +8,44 @@ then processes what happens between the workers.
 Causality: a worker that ran out of operations at clock c may yet send at c or later, so nothing at
 or after c is processed before more operations of it are known. A waiting worker cannot send, so it
 holds up nothing. That makes the result independent of how the operations are handed in.
+
+Rounds may be of some workers only. Who is no member may look on: it waits until the last member is
+done. Who is away joins when those who are there have passed a step.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 
-import numpy as np
-
 from islands.clock import ComputeModel
 from islands.errors import InputError, nearest
-from islands.network.collectives import COLLECTIVES, Collective, Ring, Rings
-from islands.network.fabric import Fabric
+from islands.network.collectives import COLLECTIVES, Collective, Ring, Rings, Scheme
+from islands.network.fabric import CHARGED, Fabric
 from islands.network.ledger import Ledger, LinkTotals
+from islands.network.membership import Charge, Declared, Gate, Passers, check_members
 from islands.network.schemes import plan_for
-from islands.network.star import Contribution, Contributions
-from islands.network.timings import Arrival, SyncTiming, Timings, WorkerClock, wait_parts
+from islands.network.timings import Event, SyncTiming, Timings
 from islands.network.topology import Topology
 from islands.network.vectorised import FASTER_AS_ARRAYS, RingArrays
-from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
+from islands.network.workers import Worker
+from islands.trace import (
+    Compute,
+    Control,
+    End,
+    Idle,
+    Join,
+    Leave,
+    Mark,
+    Members,
+    Op,
+    Pass,
+    Receive,
+    Send,
+)
 
-
-class _Worker:
-    """One worker's clock and the operations it has not come to yet."""
-
-    __slots__ = (
-        "clock_s",
-        "compute_s",
-        "ended",
-        "number",
-        "ops",
-        "sends",
-        "wait_s",
-        "waited_s",
-        "waits_for",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.ops: deque[Op] = deque()
-        self.clock_s = 0.0
-        self.compute_s = 0.0
-        self.wait_s = 0.0
-        self.waited_s = [0.0] * 5  # the last five of a WorkerClock
-        self.sends = 0
-        self.waits_for: Collective | None = None
-        self.ended = False
+#: So many sets of members are remembered with the lanes between them.
+_SUBSETS_KEPT = 64
 
 
 class Timeline:
@@ -64,10 +54,12 @@ class Timeline:
     ``collective`` is what the method needs: ``all_reduce``, ``all_gather`` or ``star``; ``scheme``
     how the first two are carried out: ``ring``, ``star`` or ``hierarchical``. ``ring_order`` names
     the islands in the ring's order (None: chosen). ``seed`` decides other jobs' transfers and
-    jitter. With ``timed`` (star only) every send is a contribution of its own, and the caller
-    decides at each :class:`Arrival` whom to answer. ``per_transfer`` gives a ledger row per
-    transfer instead of per round and link. A ring that meets no other traffic is computed as arrays
-    where that is faster; ``vectorise`` forces or forbids it, and changes no bit of any result.
+    jitter. ``per_transfer`` gives a ledger row per transfer instead of per round and link. A ring
+    that meets no other traffic is computed as arrays where that is faster; ``vectorise`` forces or
+    forbids it, and changes no bit of any result. It is given up when members are declared, which
+    must be before the first ring was computed so.
+
+    Rounds that close by the clock are in :class:`islands.network.timed_timeline.TimedTimeline`.
     """
 
     def __init__(
@@ -79,7 +71,6 @@ class Timeline:
         scheme: str = "ring",
         ring_order: Sequence[str] | None = None,
         seed: int = 0,
-        timed: bool = False,
         per_transfer: bool = False,
         vectorise: bool | None = None,
     ) -> None:
@@ -87,41 +78,50 @@ class Timeline:
             raise InputError(
                 f"collective: unknown {collective!r}{nearest(collective, COLLECTIVES)}"
             )
-        if timed and collective != "star":
-            raise ValueError("only a star can answer by time")
         self.topology = topology
         self.wire_bytes = 0
         self._compute = compute
-        self._timed = timed
         self._fabric = Fabric(topology, seed)
         self._ledger = Ledger(topology, self._fabric, per_transfer=per_transfer)
-        plan = plan_for(
-            topology, collective, scheme, ring_order, timed=timed, per_transfer=per_transfer
-        )
-        self._plan = plan
-        self._position = {worker: n for n, worker in enumerate(plan.order)}
+        everyone = topology.ring(ring_order)
+
+        def over(members: tuple[int, ...] | None) -> Scheme:
+            return plan_for(
+                topology, collective, scheme, everyone, members=members, per_transfer=per_transfer
+            )
+
+        plan = self._plan = over(None)
+        self._over = over
+        self._subsets: dict[tuple[int, ...], Scheme] = {}
         self._arrays = None
         if vectorise is None:
             vectorise = topology.workers >= FASTER_AS_ARRAYS
         alone = vectorise and topology.workers > 1 and not per_transfer
         if alone and isinstance(plan, Rings) and plan.disjoint:
             self._arrays = RingArrays(plan)
-        self._workers = [_Worker(number) for number in range(topology.workers)]
-        self._runnable: list[_Worker] = []
+        self._as_arrays = 0  # rings computed so
+        self._workers = [Worker(number) for number in range(topology.workers)]
+        self._runnable: list[Worker] = []
         self._starved = set(self._workers)
         self._waiting = 0
-        self._open: dict[tuple[int, int, int], Collective] = {}
+        self._open: dict[tuple[int, int], Collective] = {}
+        self._declared: dict[tuple[int, int], Declared[Worker]] = {}
+        self._passers = Passers(topology.workers)
+        self._gates: dict[int, Gate[Worker]] = {}  # kept, since somebody may yet join there
         self._flying = 0
         self._held: Ring | None = None
-        self._now_s = 0.0
         self._passed: dict[int, list[float]] = {}
         self._found = Timings()
+        self._home = topology.island_of.index(topology.coordinator_island)  # of control bytes
 
     # What goes in
 
     def extend(self, ops: Iterable[tuple[int, Op]]) -> None:
         """More operations, as (worker, operation), in each worker's own order."""
         for number, op in ops:
+            if type(op) is Members:
+                self._declare(op)
+                continue
             worker = self._workers[number]
             if worker.ended:
                 raise ValueError(f"worker {number} has ended and cannot {op}")
@@ -130,26 +130,32 @@ class Timeline:
                 self._starved.remove(worker)
                 self._runnable.append(worker)
 
-    def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
-        """Answer a contribution that has arrived, at the time of the latest :class:`Arrival`.
-
-        ``itemsize`` is part of the interface for collectives that cut answers at whole values.
-        """
-        contribution = self._open.get((fragment, version, worker))
-        if not isinstance(contribution, Contribution) or not contribution.arrived:
-            raise ValueError(f"nothing of worker {worker} for {(fragment, version)} has arrived")
-        if contribution.answered:
-            raise ValueError(f"worker {worker} was answered for {(fragment, version)} before")
-        contribution.answer(self._now_s, Bytes(values=nbytes))
-
     def control(self, worker: int, nbytes: int) -> None:
         """Count bytes handed to ``worker`` out of band, such as the initial model: no time passes.
 
         They come from the first worker of the coordinator's island, which itself gets nothing.
         """
-        source = self.topology.island_of.index(self.topology.coordinator_island)
-        if worker != source and nbytes:
-            self._ledger.control(source, worker, nbytes, self._workers[worker].clock_s)
+        if worker != self._home and nbytes:
+            self._ledger.control(self._home, worker, nbytes, self._workers[worker].clock_s)
+
+    def _declare(self, op: Members) -> None:
+        """Who takes part in a round, or passes a step."""
+        members = check_members(op.workers, len(self._workers))
+        if op.fragment < 0:
+            self._passers.declare(op.version, members)
+            return
+        key = (op.fragment, op.version)
+        declared = self._declared.get(key)
+        if declared is not None:
+            if declared.members != members:
+                raise ValueError(f"round {key} has members {declared.members} and {members}")
+            return
+        if key in self._open or self._as_arrays:
+            raise ValueError(f"the members of round {key} are declared too late")
+        self._declared[key] = Declared(key, members)
+        self._arrays = None
+        if self._held is not None:
+            self._release()
 
     # What comes out
 
@@ -157,9 +163,7 @@ class Timeline:
         """Everything that was found since the last call, and every worker's clock as of now."""
         found, self._found = self._found, Timings()
         found.transfers = self._ledger.take()
-        found.clocks = [
-            WorkerClock(w.compute_s, w.wait_s, w.clock_s, *w.waited_s) for w in self._workers
-        ]
+        found.clocks = [worker.clock for worker in self._workers]
         found.links = self._ledger.links
         found.stalled = self._fabric.stuck
         return found
@@ -198,11 +202,10 @@ class Timeline:
 
     # The loop
 
-    def advance(self) -> Arrival | None:
-        """Simulate as far as causality permits.
+    def advance(self) -> Event | None:
+        """Simulate as far as causality permits, which needs no decisions here.
 
-        With ``timed`` it stops at every arrival, having processed nothing later, and returns it.
-        None means that more operations (or the answers still owed) are needed, or that all is done.
+        None means that more operations are needed, or that all is done.
         """
         while True:
             while self._runnable:
@@ -210,10 +213,12 @@ class Timeline:
             held = self._held
             if held is None:
                 self._fabric.horizon_s = min((w.clock_s for w in self._starved), default=inf)
-                event = self._fabric.run()
-                if event is not None:
-                    return self._arrived(*event)
-                if self._held is None:
+                happened = self._fabric.run()
+                if happened is not None:
+                    event = self._happens(*happened)
+                    if event is not None:
+                        return event
+                elif self._held is None:
                     break
             elif self._waiting == len(self._workers):
                 self._finish_at_once(held)
@@ -221,16 +226,25 @@ class Timeline:
                 break
             else:
                 self._release()
-        if self._waiting and not self._starved and not self._timed and not self._fabric.stuck:
-            stuck = next(w for w in self._workers if w.waits_for is not None)
-            assert stuck.waits_for is not None
-            raise ValueError(
-                f"worker {stuck.number} waits for round {stuck.waits_for.key}, which "
-                f"{stuck.waits_for.entered} of {len(self._workers)} workers joined"
-            )
+        if self._waiting and not self._starved and not self._fabric.stuck:
+            self._nothing_can_happen()
         return None
 
-    def _run(self, worker: _Worker) -> None:
+    def _happens(self, time_s: float, what: object) -> Event | None:
+        """What was announced for now; returns what the caller must decide on."""
+        assert isinstance(what, Charge)
+        self._ledger.charge(self._home, what.worker, what.nbytes, time_s)
+        return None
+
+    def _nothing_can_happen(self) -> None:
+        """Everybody waits or has ended, and nothing is on its way."""
+        stuck = next(w for w in self._workers if w.waits_for is not None)
+        why = stuck.waits_for
+        if isinstance(why, Collective):
+            why = f"waits for round {why.key}, which {why.entered} of {why.members} workers joined"
+        raise ValueError(f"worker {stuck.number} {why}")
+
+    def _run(self, worker: Worker) -> None:
         """Let a worker go on until it waits, ends, or has no more operations."""
         ops = worker.ops
         while ops:
@@ -244,62 +258,126 @@ class Timeline:
                     return
             elif type(op) is Mark:
                 self._mark(worker, op.step)
-            else:
+            elif type(op) is End:
                 worker.ended = True
                 if ops:
                     raise ValueError(f"worker {worker.number} has operations after its end")
+                return
+            elif not self._rarely(worker, op):
                 return
         self._starved.add(worker)
         if worker.clock_s < self._fabric.horizon_s:
             self._fabric.horizon_s = worker.clock_s
 
-    def _compute_steps(self, worker: _Worker, op: Compute) -> None:
-        # One addition per step, for clock and sum alike: cutting an operation changes no bit.
-        sums = np.empty((2, op.count + 1))
-        sums[0, 0], sums[1, 0] = worker.clock_s, worker.compute_s
-        sums[:, 1:] = self._compute.seconds(worker.number, op.first, op.count)
-        sums = sums.cumsum(axis=1)
-        worker.clock_s, worker.compute_s = sums[:, -1].tolist()
-        if op.count:
-            self._found.steps.append((worker.number, op.first, sums[0, :-1], sums[0, 1:]))
+    def _rarely(self, worker: Worker, op: Op) -> bool:
+        """Operations of runs whose rounds are not everyone's; whether the worker can go on now."""
+        match op:
+            case Pass(step):
+                self._pass_step(worker, step)
+            case Join(step):
+                return self._join(worker, step)
+            case Control(nbytes):
+                self._charge(worker, nbytes, worker.clock_s)
+            case Idle(until_s):
+                worker.away_until(until_s)
+            case Leave():
+                pass
+            case _:
+                raise ValueError(f"worker {worker.number} cannot {op}")
+        return True
 
-    def _mark(self, worker: _Worker, step: int) -> None:
+    def _compute_steps(self, worker: Worker, op: Compute) -> None:
+        moments = worker.compute(self._compute.seconds(worker.number, op.first, op.count))
+        if op.count:
+            self._found.steps.append((worker.number, op.first, moments[:-1], moments[1:]))
+
+    def _mark(self, worker: Worker, step: int) -> None:
         passed = self._passed.setdefault(step, [])
         passed.append(worker.clock_s)
-        if len(passed) == len(self._workers):
+        if len(passed) == len(self._passers.of(step)):
             self._found.marks.append((step, max(passed)))
             del self._passed[step]
 
+    def _charge(self, worker: Worker, nbytes: int, time_s: float) -> None:
+        """Control bytes reach a worker at ``time_s``, in the order of time."""
+        if worker.number != self._home and nbytes:
+            what = Charge(worker.number, nbytes)
+            self._fabric.announce(time_s, CHARGED, worker.number, what)
+
+    # Leaving and joining
+
+    def _gate(self, step: int) -> Gate[Worker]:
+        return self._gates.setdefault(step, Gate(step))
+
+    def _pass_step(self, worker: Worker, step: int) -> None:
+        gate = self._gate(step)
+        gate.pass_by(worker.number, worker.clock_s)
+        if gate.joiners and (opens_s := gate.opens_s(self._passers.of(step))) is not None:
+            joiners, gate.joiners = gate.joiners, []
+            for joiner in joiners:
+                self._go_on(joiner)
+                joiner.away_until(opens_s)
+                self._run(joiner)
+
+    def _join(self, worker: Worker, step: int) -> bool:
+        gate = self._gate(step)
+        opens_s = gate.opens_s(self._passers.of(step))
+        if opens_s is None:
+            gate.joiners.append(worker)
+            self._wait(worker, gate)
+            return False
+        worker.away_until(opens_s)
+        return True
+
+    def _wait(self, worker: Worker, what: object) -> None:
+        worker.waits_for = what
+        self._waiting += 1
+
+    def _go_on(self, worker: Worker) -> None:
+        worker.waits_for = None
+        self._waiting -= 1
+
     # Rounds
 
-    def _key(self, worker: _Worker, op: Send | Receive) -> tuple[int, int, int]:
-        return op.fragment, op.version, worker.number if self._timed else -1
-
-    def _position_of(self, worker: _Worker) -> int:
-        return 0 if self._timed else self._position[worker.number]
-
-    def _send(self, worker: _Worker, op: Send) -> None:
-        key = self._key(worker, op)
+    def _send(self, worker: Worker, op: Send) -> None:
+        key = (op.fragment, op.version)
         collective = self._open.get(key)
         if collective is None:
-            collective = self._open[key] = self._begin(worker, (op.fragment, op.version))
+            collective = self._open[key] = self._begin(key)
+        member = collective.position.get(worker.number)
+        if member is None:
+            raise ValueError(f"worker {worker.number} sends to round {key} and is no member of it")
         worker.sends += 1
-        collective.enter(self._position_of(worker), worker.sends, worker.clock_s, op)
+        collective.enter(member, worker.sends, worker.clock_s, op)
 
-    def _begin(self, worker: _Worker, key: tuple[int, int]) -> Collective:
+    def _begin(self, key: tuple[int, int]) -> Collective:
         """Open a round. A ring that may prove to be alone is held back: see `_finish_at_once`."""
         if self._held is not None:
             self._release()
         self._flying += 1
-        if isinstance(self._plan, Contributions):
-            return self._plan.open_for(worker.number, key, self._fabric, self._done)
-        collective = self._plan.open(key, self._fabric, self._done)
+        plan = self._plan
+        if (declared := self._declared.get(key)) is not None:
+            if declared.end is not None:
+                raise ValueError(f"round {key} has ended")
+            plan = self._subset(declared.members)
+        collective = plan.open(key, self._fabric, self._done)
         if isinstance(collective, Ring):
             if self._arrays is not None and self._flying == 1:
                 self._held = collective
             else:
                 collective.launch()
         return collective
+
+    def _subset(self, members: tuple[int, ...]) -> Scheme:
+        """The scheme over some of the workers."""
+        if len(members) == len(self._workers):
+            return self._plan
+        found = self._subsets.get(members)
+        if found is None:
+            if len(self._subsets) >= _SUBSETS_KEPT:
+                self._subsets.clear()
+            found = self._subsets[members] = self._over(members)
+        return found
 
     def _release(self) -> None:
         """The held ring meets other traffic after all: give it to the event loop."""
@@ -315,19 +393,18 @@ class Timeline:
         """
         assert self._arrays is not None
         self._held = None
+        self._as_arrays += 1
         self._arrays.run(ring, self._fabric.free_s, self._fabric.served)
         self._complete(ring)
         for worker in self._workers:
-            self._wake(worker, ring, self._position_of(worker))
+            self._wake(worker, ring, ring.position[worker.number])
         self._runnable += self._workers
 
     def _done(self, collective: Collective, member: int) -> None:
         """A member is done with a collective: it goes on if it was waiting for that."""
         if collective.finished == collective.members:
             self._complete(collective)
-        worker = self._workers[
-            collective.worker if isinstance(collective, Contribution) else self._plan.order[member]
-        ]
+        worker = self._workers[collective.order[member]]
         if worker.waits_for is collective:
             self._wake(worker, collective, member)
             self._run(worker)
@@ -336,19 +413,28 @@ class Timeline:
         self._flying -= 1
         self._ledger.add(collective.rows())
         self.wire_bytes += sum(collective.wire)
+        declared = self._declared.get(collective.key)
+        if declared is not None:
+            for worker in declared.close(collective):
+                self._go_on(worker)
+                self._look_on(worker, declared)
+                self._run(worker)
 
-    def _wake(self, worker: _Worker, collective: Collective, member: int) -> None:
+    def _wake(self, worker: Worker, collective: Collective, member: int) -> None:
         self._waiting -= 1
         worker.waits_for = None
         self._pass(worker, collective, member)
 
-    def _receive(self, worker: _Worker, op: Receive) -> bool:
+    def _receive(self, worker: Worker, op: Receive) -> bool:
         """Whether the worker can go on now."""
-        collective, member = self._open.get(self._key(worker, op)), self._position_of(worker)
+        key = (op.fragment, op.version)
+        declared = self._declared.get(key) if self._declared else None
+        if declared is not None and worker.number not in declared.members:
+            return self._look_on(worker, declared)
+        collective = self._open.get(key)
+        member = -1 if collective is None else collective.position[worker.number]
         if collective is None or collective.ready_s[member] != collective.ready_s[member]:
-            raise ValueError(
-                f"worker {worker.number} receives {(op.fragment, op.version)} without having sent"
-            )
+            raise ValueError(f"worker {worker.number} receives {key} without having sent")
         if collective.done_s[member] != collective.done_s[member]:
             worker.waits_for = collective
             self._waiting += 1
@@ -356,15 +442,23 @@ class Timeline:
         self._pass(worker, collective, member)
         return True
 
-    def _pass(self, worker: _Worker, collective: Collective, member: int) -> None:
+    def _look_on(self, worker: Worker, declared: Declared[Worker]) -> bool:
+        """Wait for the end of a round of others; whether the worker can go on now."""
+        if declared.end is None:
+            declared.onlookers.append(worker)
+            self._wait(worker, declared)
+            return False
+        asked_s = worker.clock_s
+        done_s, why = declared.end
+        wait_s = worker.wait_until(done_s, why)
+        self._found.syncs.append(
+            SyncTiming(*declared.key, worker.number, 0, asked_s, done_s, wait_s, 0, worker.clock_s)
+        )
+        return True
+
+    def _pass(self, worker: Worker, collective: Collective, member: int) -> None:
         done_s = collective.done_s[member]
-        wait_s = 0.0
-        if done_s > worker.clock_s:
-            wait_s = done_s - worker.clock_s
-            for n, part in enumerate(wait_parts(collective.why[member], worker.clock_s, done_s)):
-                worker.waited_s[n] += part
-            worker.clock_s = done_s
-            worker.wait_s += wait_s
+        wait_s = worker.wait_until(done_s, collective.why[member])
         self._found.syncs.append(
             SyncTiming(
                 *collective.key,
@@ -379,11 +473,4 @@ class Timeline:
         )
         collective.received += 1
         if collective.received == collective.members:
-            key = (*collective.key, worker.number if self._timed else -1)
-            del self._open[key]
-
-    def _arrived(self, time_s: float, contribution: Contribution) -> Arrival:
-        contribution.arrived = True
-        self._now_s = time_s
-        self._ledger.add(contribution.rows())
-        return Arrival(time_s, contribution.worker, *contribution.key)
+            del self._open[collective.key]

@@ -73,10 +73,10 @@ class SyncTiming(NamedTuple):
 class WorkerClock(NamedTuple):
     """How far a worker has come, and what it spent its emulated time on.
 
-    Computing, waiting and being away (``away_s``: left, not there yet, or dead) make up ``clock_s``.
-    The five between say where its waiting went and sum to ``wait_s``. A wait ends when the last of a
-    chain of transfers arrives; the chain begins with some worker that was ready. What lies before
-    that is ``others_s``; along the chain, the time is spent queueing behind other jobs
+    Computing, waiting and being away (``away_s``: left, not there yet, or dead) make up
+    ``clock_s``. The five between say where its waiting went and sum to ``wait_s``. A wait ends when
+    the last of a chain of transfers arrives; the chain begins with some worker that was ready. What
+    lies before that is ``others_s``; along the chain, the time is spent queueing behind other jobs
     (``background_s``) or transfers of this run (``queue_s``), propagating, or being transmitted. If
     this worker began to wait in the middle of the chain, each gets its share of what was left.
     """

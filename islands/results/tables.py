@@ -88,7 +88,9 @@ SCHEMAS: dict[str, pa.Schema] = {
 }
 
 #: The trace, under ``trace/``: one row per operation, each worker's in its own order. Columns that
-#: an operation does not have are null; ``seconds`` are the durations of a compute's steps.
+#: an operation does not have are null; ``seconds`` are the durations of a compute's steps, or until
+#: when an idle lasts; a control's bytes are in ``value_bytes``. ``members`` are a round's, or for
+#: fragment −1 the workers that pass step ``version``.
 TRACE = pa.schema(
     {
         "worker": _int,
@@ -102,6 +104,7 @@ TRACE = pa.schema(
         "scale_bytes": _int,
         "itemsize": _int,
         "seconds": pa.list_(_float),
+        "members": pa.list_(_int),
     }
 )
 
