@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from islands.network.fabric import Chain, Fabric
+from islands.network.fabric import ARRIVED, Chain, Fabric
 from islands.network.topology import Hop, Path, Site, Topology
 
 
@@ -119,6 +119,6 @@ def test_an_announcement_stops_the_loop_before_anything_later() -> None:
     fabric, owner = ports(), Recorder(2)
     path = (Hop(0, 1.0, 0.0), Hop(1, 1.0, 0.0))
     fabric.send(2.0, 0, (path, 1, owner, 0, 0, 0, begun(2.0)))
-    fabric.announce(2.0, 9, "news")
+    fabric.announce(2.0, ARRIVED, 9, "news")
     assert fabric.run() == (2.0, "news")
     assert owner.first_s[0] == inf

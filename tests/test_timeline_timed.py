@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from islands.clock import FixedSteps
-from islands.network import Arrival, Site, Timeline, Topology, Wire
+from islands.network import Arrival, Site, Topology, Wire
+from islands.network.timed import Reply
+from islands.network.timed_timeline import TimedTimeline
 from islands.trace import Bytes, Compute, End, Op, Receive, Send
 
 
@@ -30,8 +32,8 @@ def turn(number: int, size: int = 50) -> list[Op]:
     ]
 
 
-def start(topology: Topology, *step_s: float, turns: int = 1) -> Timeline:
-    timeline = Timeline(topology, FixedSteps(step_s), "star", timed=True)
+def start(topology: Topology, *step_s: float, turns: int = 1) -> TimedTimeline:
+    timeline = TimedTimeline(topology, FixedSteps(step_s), "star")
     for worker in range(topology.workers):
         for number in range(turns):
             timeline.extend((worker, op) for op in turn(number))
@@ -43,10 +45,10 @@ def test_each_is_answered_at_its_own_time() -> None:
     """Two workers of different speed and distance; answers of 100 bytes leave at once."""
     timeline = start(pair(), 1.0, 2.5)
     assert timeline.advance() == Arrival(1.0, 0, 0, 1)
-    timeline.reply(0, 0, 1, 100, 1)
+    timeline.act([Reply(0, 0, 1, 100, 1)])
     # 50 bytes: sent 2.5 … 3, there at 4; the answer is sent 4 … 5, there at 6.
     assert timeline.advance() == Arrival(4.0, 1, 0, 1)
-    timeline.reply(1, 0, 1, 100, 1)
+    timeline.act([Reply(1, 0, 1, 100, 1)])
     assert timeline.advance() is None
     found = timeline.take()
     assert [(s.worker, s.ready_s, s.done_s, s.wait_s, s.wire_bytes) for s in found.syncs] == [
@@ -66,8 +68,8 @@ def test_an_answer_may_come_at_a_later_arrival() -> None:
     timeline = start(pair(), 1.0, 2.5)
     timeline.advance()
     assert timeline.advance() == Arrival(4.0, 1, 0, 1)
-    timeline.reply(0, 0, 1, 0, 1)
-    timeline.reply(1, 0, 1, 0, 1)
+    timeline.act([Reply(0, 0, 1, 0, 1)])
+    timeline.act([Reply(1, 0, 1, 0, 1)])
     assert timeline.advance() is None
     assert [(s.worker, s.done_s) for s in timeline.take().syncs] == [(0, 4.0), (1, 5.0)]
 
@@ -78,7 +80,7 @@ def test_the_fast_worker_comes_more_often() -> None:
     seen = []
     while (arrival := timeline.advance()) is not None:
         seen.append(tuple(arrival))
-        timeline.reply(arrival.worker, arrival.fragment, arrival.version, 0, 1)
+        timeline.act([Reply(arrival.worker, arrival.fragment, arrival.version, 0, 1)])
     # Worker 1: done at 5 (empty answer, one second), 5 + 2.5 + 1.5 = 9, done 10, and 14.
     assert seen == [
         (1.0, 0, 0, 1),
@@ -95,13 +97,13 @@ def test_arrivals_at_one_moment_come_by_worker_before_anything_starts() -> None:
     sites = [Site("a", 2, inf, 0.0)]
     timeline = start(Topology.build(sites, [], None), 1.0, 1.0)
     assert timeline.advance() == Arrival(1.0, 0, 0, 1)
-    timeline.reply(0, 0, 1, 10, 1)
+    timeline.act([Reply(0, 0, 1, 10, 1)])
     assert timeline.advance() == Arrival(1.0, 1, 0, 1)
 
 
 def test_an_arrival_waits_for_the_silent() -> None:
     """A worker that ran out of operations at 0.5 s could still be first."""
-    timeline = Timeline(pair(), FixedSteps((1.0, 0.5)), "star", timed=True)
+    timeline = TimedTimeline(pair(), FixedSteps((1.0, 0.5)), "star")
     timeline.extend((0, op) for op in turn(0))
     timeline.extend([(1, Compute(0, 1))])
     assert timeline.advance() is None
@@ -114,23 +116,26 @@ def test_one_worker_is_its_own_coordinator() -> None:
     topology = Topology.build([Site("a", 1, 1.0, 1.0)], [], None)
     timeline = start(topology, 2.0)
     assert timeline.advance() == Arrival(2.0, 0, 0, 1)
-    timeline.reply(0, 0, 1, 99, 1)
+    timeline.act([Reply(0, 0, 1, 99, 1)])
     assert timeline.advance() is None
     found = timeline.take()
     assert (found.syncs[0].done_s, found.syncs[0].wire_bytes, found.transfers) == (2.0, 0, [])
 
 
 def test_wrong_answers_are_refused() -> None:
-    """To nobody, to one who has not arrived, twice; and by-time answers exist for stars only."""
+    """To nobody, to one who has not arrived, twice; and answers exist in stars only."""
     timeline = start(pair(), 1.0, 2.5)
     timeline.advance()
     with pytest.raises(ValueError, match="has arrived"):
-        timeline.reply(1, 0, 1, 1, 1)
-    timeline.reply(0, 0, 1, 1, 1)
-    with pytest.raises(ValueError, match="before"):
-        timeline.reply(0, 0, 1, 1, 1)
+        timeline.act([Reply(1, 0, 1, 1, 1)])
+    timeline.act([Reply(0, 0, 1, 1, 1)])
+    with pytest.raises(ValueError, match="decided before"):
+        timeline.act([Reply(0, 0, 1, 1, 1)])
+    ready = TimedTimeline(pair(), FixedSteps((0.0, 0.0)), "all_reduce")
+    ready.extend([(0, Send(0, 1, 0, Bytes(1), 1)), (0, End()), (1, End())])
+    ready.advance()
     with pytest.raises(ValueError, match="only a star"):
-        Timeline(pair(), FixedSteps((1.0, 1.0)), "all_reduce", timed=True)
+        ready.act([Reply(0, 0, 1, 1, 1)])
 
 
 @st.composite
@@ -161,7 +166,7 @@ def test_arrivals_do_not_depend_on_when_operations_become_known(
         yield End()
 
     def follow(piecewise: bool) -> tuple[list[Arrival], list[tuple[float, ...]]]:
-        timeline = Timeline(topology, FixedSteps(tuple(step_s)), "star", timed=True)
+        timeline = TimedTimeline(topology, FixedSteps(tuple(step_s)), "star")
         rest = [list(program(worker)) for worker in range(members)]
         arrivals: list[Arrival] = []
         if not piecewise:
@@ -171,7 +176,7 @@ def test_arrivals_do_not_depend_on_when_operations_become_known(
             arrival = timeline.advance()
             if arrival is not None:
                 arrivals.append(arrival)
-                timeline.reply(arrival.worker, arrival.fragment, arrival.version, 20, 1)
+                timeline.act([Reply(arrival.worker, arrival.fragment, arrival.version, 20, 1)])
             elif any(rest):
                 worker = data.draw(st.sampled_from([w for w, ops in enumerate(rest) if ops]))
                 count = data.draw(st.integers(1, 4))

@@ -27,6 +27,8 @@ from islands.job import Job, prepare
 from islands.network import Arrival, Timeline, Timings, Topology
 from islands.network.emulation import LocalNetwork
 from islands.network.pace import Paced, measure_pace
+from islands.network.timed import Reply
+from islands.network.timed_timeline import TimedTimeline
 from islands.network.topology import Site, Wire
 from islands.plan import Answer, Apply, PlanOp
 from islands.protocols import Workers
@@ -188,7 +190,7 @@ def test_an_arrival_is_held_back_and_time_stands_still_behind_it() -> None:
     """Rounds that close by the clock: 1 MB from the far worker is there at 2.25 s, not before, and
     nothing later is simulated until it is answered."""
     clock = FakeClock()
-    timeline = Timeline(pair(delay_s=0.25), FixedSteps((5.0, 1.0)), "star", timed=True)
+    timeline = TimedTimeline(pair(delay_s=0.25), FixedSteps((5.0, 1.0)), "star")
     network = Paced(timeline, 2.0, now=clock.now, sleep=clock.sleep)
     for worker in (0, 1):
         send = Send(0, 1, 1, Bytes(values=1_000_000), 1)
@@ -198,7 +200,7 @@ def test_an_arrival_is_held_back_and_time_stands_still_behind_it() -> None:
     assert arrival is not None
     assert (arrival.time_s, arrival.worker, timings.syncs) == (2.25, 1, [])
     assert clock.passed_s == pytest.approx(4.5, abs=2 * LOOK_S)
-    network.reply(1, 0, 1, 1_000_000, 1)
+    network.act([Reply(1, 0, 1, 1_000_000, 1)])
     (sync,) = network.turn(inf)[0].syncs
     assert (sync.worker, sync.done_s) == (1, 3.5)
     assert clock.passed_s == pytest.approx(7.0, abs=2 * LOOK_S)

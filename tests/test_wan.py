@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from islands.clock import FixedSteps
 from islands.config import Cluster
 from islands.network import Site, Timeline, Timings, Topology, Wire
+from islands.network.timed import Reply
+from islands.network.timed_timeline import TimedTimeline
 from islands.trace import Bytes, Compute, End, Op, Receive, Send
 from tests.helpers import cluster, experiment, train
 
@@ -254,7 +256,7 @@ def test_three_fair_flows_of_the_textbook() -> None:
     """1 MB and 1 MB on 8 Mbit/s, a third MB from 0.5 s: 2.75, 2.75 and 3.0 s."""
     sites = [Site("a", 3, float("inf"), 0.0), Site("b", 1, float("inf"), 0.0)]
     topology = Topology.build(sites, [Wire("wan", ("a", "b"), 1e6, 0.0, True)], coordinator="b")
-    timeline = Timeline(topology, FixedSteps((0.0, 0.0, 0.5, 0.0)), "star", timed=True)
+    timeline = TimedTimeline(topology, FixedSteps((0.0, 0.0, 0.5, 0.0)), "star")
     for worker in range(4):
         size = Bytes(MEGABYTE if worker < 3 else 0)
         ops = [Compute(0, 1), Send(0, 1, 1, size, 1), Receive(0, 1), End()]
@@ -262,7 +264,7 @@ def test_three_fair_flows_of_the_textbook() -> None:
     moments = {}
     while (arrival := timeline.advance()) is not None:
         moments[arrival.worker] = arrival.time_s
-        timeline.reply(arrival.worker, 0, 1, 0, 1)
+        timeline.act([Reply(arrival.worker, 0, 1, 0, 1)])
     expected = {0: 2.75, 1: 2.75, 2: 3.0, 3: 0.0}
     assert moments == {worker: pytest.approx(t, abs=1e-9) for worker, t in expected.items()}
 

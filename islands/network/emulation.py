@@ -49,29 +49,16 @@ class Emulation:
 
     def timeline(self) -> Timeline:
         """Idle links, clocks at zero, the initial model handed out."""
-        scheme = "star" if self.collective == "star" else self.scheme
-        timeline: Timeline
-        if self.timed:
-            timeline = TimedTimeline(
-                self.topology,
-                self.compute,
-                self.collective,
-                scheme=scheme,
-                ring_order=self.ring_order,
-                seed=self.seed,
-                per_transfer=self.per_transfer,
-                ahead=self.time_scale is not None,
-            )
-        else:
-            timeline = Timeline(
-                self.topology,
-                self.compute,
-                self.collective,
-                scheme=scheme,
-                ring_order=self.ring_order,
-                seed=self.seed,
-                per_transfer=self.per_transfer,
-            )
+        kind = TimedTimeline if self.timed else Timeline
+        timeline = kind(
+            self.topology,
+            self.compute,
+            self.collective,
+            scheme="star" if self.collective == "star" else self.scheme,
+            ring_order=self.ring_order,
+            seed=self.seed,
+            per_transfer=self.per_transfer,
+        )
         for worker in range(self.topology.workers):
             timeline.control(worker, self.initial_bytes)
         return timeline

@@ -62,7 +62,7 @@ class Paced:
     """A timeline on the wall clock, which starts when the first operations come.
 
     ``time_scale`` is wall seconds per emulated second. ``now`` and ``sleep`` are the host's
-    monotonic clock and its sleep. A timed timeline must tell its syncs ahead of their moment.
+    monotonic clock and its sleep.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ class Paced:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._timeline = timeline
+        if isinstance(timeline, TimedTimeline):
+            timeline.ahead = True
         self._time_scale = time_scale
         self._now = now
         self._sleep = sleep

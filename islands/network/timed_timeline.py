@@ -45,7 +45,8 @@ class TimedTimeline(Timeline):
     A receive without a send looks on: it waits for a Release, which may come before it.
 
     Workers run ahead of the events, and one may be killed. So what it did is told only when that
-    moment has come and it lived (``ahead``: syncs at once, to a caller who keeps them until then).
+    moment has come and it lived. With ``ahead`` syncs are told at once, to a caller who holds them
+    back itself and takes back those of the dead.
     """
 
     def __init__(
@@ -58,7 +59,6 @@ class TimedTimeline(Timeline):
         ring_order: Sequence[str] | None = None,
         seed: int = 0,
         per_transfer: bool = False,
-        ahead: bool = False,
     ) -> None:
         super().__init__(
             topology,
@@ -72,7 +72,7 @@ class TimedTimeline(Timeline):
         )
         self.now_s = 0.0  # of the latest event
         self._stars = Contributions(topology) if collective == "star" else None
-        self._ahead = ahead
+        self.ahead = False
         self._offers: dict[tuple[int, int, int], Offer] = {}
         self._under_way: dict[int, Launched] = {}
         self._closed_taps: list[Tap] = []
@@ -177,7 +177,7 @@ class TimedTimeline(Timeline):
             before, after = split(part, until_s)
             found.steps += before
             later.steps += after
-        if self._ahead:
+        if self.ahead:
             self._told = [sync for sync in (*self._told, *found.syncs) if sync.passed_s > until_s]
         else:
             later.syncs = [sync for sync in found.syncs if sync.passed_s > until_s]
