@@ -199,12 +199,15 @@ class Fabric:
                 if start < owner.first_s[slot]:
                     owner.first_s[slot] = start
                 owner.last_s[slot] = out
-                if hop == 0 and phase == owner.final_phase:
+                leaves = hop == 0 and phase == owner.final_phase
+                if leaves:
+                    heappop(events)  # what is announced in there may come before everything
                     owner.left(lane, finish, chain)
                 chain[3] += after
                 hop += 1
                 if hop == len(path):
-                    heappop(events)
+                    if not leaves:
+                        heappop(events)
                     owner.delivered(lane, phase, out, chain)
                     continue
                 following = path[hop]
@@ -217,7 +220,10 @@ class Fabric:
                     ready = through
                 if line is not None and not line.plain:
                     ready = line.in_order(ready)
-                heapreplace(events, (ready, READY, order, transfer, hop))
+                if leaves:
+                    heappush(events, (ready, READY, order, transfer, hop))
+                else:
+                    heapreplace(events, (ready, READY, order, transfer, hop))
         finally:
             self.hops += hops
 

@@ -163,10 +163,9 @@ class Ledger:
 
     def add(self, rows: Iterable[TransferRow]) -> None:
         """Count finished transfers."""
-        if self._charged:
-            self._rows += self._charged.values()
-            self._charged = {}
         for row in rows:
+            if self._charged:
+                self._tell_charged()
             self._bytes[row.link] += row.bytes
             self._rows.append(row)
 
@@ -180,10 +179,14 @@ class Ledger:
     def charge(self, source: int, target: int, size: int, time_s: float) -> None:
         """The same in the midst of a run, in the order of time.
 
-        One row per link stands for all of them between two :meth:`add`, so that the rows do not
-        depend on when they are taken.
+        One row per link stands for all of them up to the next rows of a round, so that the rows do
+        not depend on when they are taken.
         """
         self._count_control(self._charged, source, target, size, time_s)
+
+    def _tell_charged(self) -> None:
+        self._rows += self._charged.values()
+        self._charged = {}
 
     def _count_control(
         self, rows: dict[str, TransferRow], source: int, target: int, size: int, time_s: float
@@ -226,7 +229,7 @@ class Ledger:
 
     def end(self, end_s: float) -> None:
         """Close the books at ``end_s``: other jobs' transfers, and how busy the links were."""
-        self.add(())
+        self._tell_charged()
         self._fabric.settle(end_s)
         totals = dict(self.links)
         for resource, link in enumerate(self._topology.links):

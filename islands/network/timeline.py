@@ -392,6 +392,9 @@ class Timeline:
         member of a ring can be done before all have entered it.
         """
         assert self._arrays is not None
+        self._fabric.horizon_s = inf
+        while (happened := self._fabric.run()) is not None:  # control bytes come before it
+            self._happens(*happened)
         self._held = None
         self._as_arrays += 1
         self._arrays.run(ring, self._fabric.free_s, self._fabric.served)
