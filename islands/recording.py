@@ -132,6 +132,8 @@ def head(ops: Sequence[Op], rounds: int) -> tuple[Op, ...]:
 def _up_to(ops: Sequence[Op], step: int) -> tuple[Op, ...]:
     """A worker's operations before it takes more than ``step`` local steps, and an end."""
     for n, op in enumerate(ops):
+        if isinstance(op, Join) and op.step > step:
+            return (*ops[:n], End())
         if isinstance(op, Compute) and op.first + op.count > step:
             rest = (Compute(op.first, step - op.first),) if op.first < step else ()
             return (*ops[:n], *rest, End())

@@ -65,6 +65,7 @@ def test_schemas_are_frozen() -> None:
     columns = "worker op fragment version step count value_bytes index_bytes scale_bytes itemsize"
     expected = [(column, frozen_type(column)) for column in columns.split()]
     expected.append(("seconds", pa.list_(pa.float64())))
+    expected.append(("members", pa.list_(pa.int64())))
     assert [(field.name, field.type) for field in TRACE] == expected
 
 

@@ -271,7 +271,7 @@ def varying(draw: st.DrawFn) -> Case:
     flying: list[tuple[int, int]] = []
     step = 0
     for boundary in range(1, draw(st.integers(2, 6))):
-        count = draw(st.integers(0, 2))
+        count = draw(st.integers(1, 2))
         for worker in sorted(present):
             lists[worker].append(Compute(step, count))
         step += count
@@ -290,15 +290,15 @@ def varying(draw: st.DrawFn) -> Case:
         for worker in sorted(present):
             lists[worker] += [Receive(*k) for k in landing]
             lists[worker] += [Control(draw(st.integers(0, 9)))] if draw(st.booleans()) else []
-            lists[worker] += [Mark(boundary), Pass(boundary)]
-        declared.append(Members(-1, boundary, tuple(sorted(present))))
+            lists[worker] += [Mark(step), Pass(step)]
+        declared.append(Members(-1, step, tuple(sorted(present))))
         flying = [k for k in flying if k not in landing]
         if not flying:
             coming = draw(some)
             for worker in sorted(present - coming):
                 lists[worker].append(Leave())
             for worker in sorted(coming - present):
-                lists[worker].append(Join(boundary))
+                lists[worker].append(Join(step))
             present = coming
     for worker in sorted(present):
         lists[worker] += [Receive(*key) for key in flying]

@@ -24,10 +24,10 @@ from islands.compression import Update
 from islands.engine import HOLD_S, Interrupted
 from islands.errors import InputError, RunError
 from islands.job import Job, prepare
-from islands.network import Arrival, Timeline, Timings, Topology
+from islands.network import Arrival, Timeline, Timings, Topology, Wake
 from islands.network.emulation import LocalNetwork
 from islands.network.pace import Paced, measure_pace
-from islands.network.timed import Reply
+from islands.network.timed import Kill, Reply, WakeAt
 from islands.network.timed_timeline import TimedTimeline
 from islands.network.topology import Site, Wire
 from islands.plan import Answer, Apply, PlanOp
@@ -204,6 +204,27 @@ def test_an_arrival_is_held_back_and_time_stands_still_behind_it() -> None:
     (sync,) = network.turn(inf)[0].syncs
     assert (sync.worker, sync.done_s) == (1, 3.5)
     assert clock.passed_s == pytest.approx(7.0, abs=2 * LOOK_S)
+
+
+def test_the_dead_get_nothing_and_are_not_waited_for() -> None:
+    """Worker 1's answer would be there at 3.5 s; it dies at 3 s. The run ends at 5 s with worker 0,
+    and what worker 1 had sent and been sent counts all the same."""
+    clock = FakeClock()
+    timeline = TimedTimeline(pair(delay_s=0.25), FixedSteps((5.0, 1.0)), "star")
+    network = Paced(timeline, 1.0, now=clock.now, sleep=clock.sleep)
+    send = Send(0, 1, 1, Bytes(values=1_000_000), 1)
+    network.extend([(1, op) for op in (Compute(0, 1), send, Receive(0, 1), End())])
+    network.extend([(0, Compute(0, 1)), (0, End())])
+    assert network.turn(inf)[1] == Arrival(2.25, 1, 0, 1)
+    network.act([Reply(1, 0, 1, 1_000_000, 1), WakeAt(3.0, 4)])
+    timings, event, _ = network.turn(inf)
+    assert (timings.syncs, event) == ([], Wake(3.0, 4))
+    assert network.act([Kill(1)]) == [()]
+    timings, event, due_s = network.turn(inf)
+    assert (timings.syncs, event, due_s) == ([], None, inf)
+    assert clock.passed_s == pytest.approx(5.0, abs=2 * LOOK_S)
+    assert [part.wire_bytes for part in timings.spent] == [2_000_000]
+    assert network.end().syncs == []
 
 
 # --- lag and rates

@@ -38,8 +38,9 @@ from islands.network.steps import Steps
 from islands.network.topology import Path, Topology
 
 #: At one moment, what has happened is seen before anything new is served: control bytes, members
-#: that are done, arrivals, collectives that have ended, and moments that were asked for.
-CHARGED, PASSES, ARRIVED, CLOSED, WAKES, READY = range(6)
+#: that are done, arrivals, collectives that have ended, and moments that were asked for. Before
+#: these last ones, what is on its way goes on (ONWARD): it may yet arrive at that moment.
+CHARGED, PASSES, ARRIVED, CLOSED, ONWARD, WAKES, READY = range(7)
 #: Instead of a hop's number: not a transfer but an announcement; a transfer on a fair route.
 ANNOUNCED, SHARED = -1, -2
 
@@ -168,6 +169,8 @@ class Fabric:
                     return None
                 time, _, order, transfer, hop = events[0]
                 if hop == ANNOUNCED:
+                    if events[0][1] == WAKES and self._hurry(time):
+                        continue
                     heappop(events)
                     return time, transfer
                 if hop == SHARED:
@@ -226,6 +229,16 @@ class Fabric:
                     heapreplace(events, (ready, READY, order, transfer, hop))
         finally:
             self.hops += hops
+
+    def _hurry(self, time_s: float) -> bool:
+        """Put what is ready on its way before what is announced for then; whether there was any."""
+        events = self._events
+        onward = [n for n, event in enumerate(events) if event[0] == time_s and event[-1] > 0]
+        for n in onward:
+            _, _, order, transfer, hop = events[n]
+            events[n] = (time_s, ONWARD, order, transfer, hop)
+        heapify(events)
+        return bool(onward)
 
     # Fair routes
 

@@ -29,8 +29,8 @@ class Launch(NamedTuple):
             one's version.
         fragment: the fragment that is synchronised.
         number: names the collective from now on; each is used once.
-        barrier: members go on when the last of them is done, and the caller gets a Closed then;
-            without it each goes on when it is done, and no event comes.
+        barrier: members go on when the last of them is done, right after the decision about the
+            Closed that comes then; without it each goes on when it is done, and no event comes.
 
     Result: None.
     """
@@ -67,9 +67,10 @@ class Kill(NamedTuple):
     """The worker dies now.
 
     All that it was told and has not done is dropped, what it did in advance of now is undone, it
-    waits for nothing and holds nobody up. Of its transfers those count whose first hop has begun.
-    A collective in which it is not done can only be aborted any more. To its contributions there
-    can be no Reply, Launch or Release.
+    waits for nothing and holds nobody up; its clock stands at this moment. Its transfers count that
+    its port has had in its queue by now, and nothing more of it begins. A collective in which it is
+    not done can only be aborted any more. To its contributions there can be no Reply, Launch or
+    Release. Of its syncs, all those are told with the latest event that will ever be.
 
     Result: the numbers of the collectives under way in which it was not done, ascending (tuple).
     """
@@ -80,8 +81,9 @@ class Kill(NamedTuple):
 class Abort(NamedTuple):
     """The collective ``number`` ends now, without a result.
 
-    What has not begun its first hop never begins; what has is counted. Its living members that have
-    not gone on wait for another decision, as if they had just arrived; no new Arrival comes.
+    What no port has had in its queue by now never begins; what one has counts. Its living members
+    that have not gone on wait for another decision, as if they had just arrived; no new Arrival
+    comes.
 
     Result: the wire bytes of those who have not gone on (int), which are in ``Timings.spent`` too.
     """

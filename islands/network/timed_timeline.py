@@ -75,7 +75,10 @@ class TimedTimeline(Timeline):
         self.ahead = False
         self._offers: dict[tuple[int, int, int], Offer] = {}
         self._under_way: dict[int, Launched] = {}
+        self._turns = [0] * topology.workers  # launches that each was in
         self._closed_taps: list[Tap] = []
+        #: Whose collective has just ended, with the control bytes they get on the way.
+        self._closed: list[tuple[Offer, int]] = []
         self._died_s: dict[int, float] = {}
         self._from_step = [0] * topology.workers
         self._past = [Past(worker) for worker in self._workers]
@@ -132,6 +135,7 @@ class TimedTimeline(Timeline):
 
         None means that more operations (or decisions still owed) are needed, or that all is done.
         """
+        self._let_closed_on()
         event = super().advance()
         self._all_told = event is None and not self._starved
         return event
@@ -149,7 +153,10 @@ class TimedTimeline(Timeline):
             case Passing(launched=launched, member=member):
                 self._goes_on(launched, member)
             case Launched():
-                return self._close(what)
+                event = self._close(what)
+                if event is None:
+                    self._let_closed_on()
+                return event
             case Gate():
                 self._let_in(what)
             case Wake():
@@ -186,6 +193,7 @@ class TimedTimeline(Timeline):
         return found
 
     def end(self) -> Timings:
+        self._let_closed_on()
         self._all_told = True
         for tap in self._closed_taps:
             tap.settle()
@@ -298,6 +306,9 @@ class TimedTimeline(Timeline):
         """The worker of an offer may go on from ``done_s``."""
         offer.end = done_s, why
         offer.wire = wire
+        self._wake_for(offer)
+
+    def _wake_for(self, offer: Offer) -> None:
         worker = self._workers[offer.worker]
         if worker.waits_for is offer:
             self._go_on(worker)
@@ -352,11 +363,9 @@ class TimedTimeline(Timeline):
         members = check_members([offer.worker for offer in offers], len(self._workers))
         if len(members) < len(offers):
             raise ValueError(f"collective {number} has the same worker twice")
-        turns = []
-        for offer in offers:
-            worker = self._workers[offer.worker]
-            worker.sends += 1
-            turns.append(worker.sends)
+        for worker in members:
+            self._turns[worker] += 1
+        turns = [self._turns[offer.worker] for offer in offers]
         launched = self._under_way[number] = Launched(
             number, barrier, self._subset(members), offers[0].key, self._fabric, self._ledger.add
         )
@@ -379,12 +388,22 @@ class TimedTimeline(Timeline):
         for member, (worker, key) in sorted(launched.fallen.items()):
             self._spend(worker, key, collective.wire[member])
         if launched.barrier:
-            for member, offer in list(launched.offers.items()):
-                self._settle(offer, done_s, why, collective.wire[member])
+            for member, offer in launched.offers.items():
+                offer.end, offer.wire = (done_s, why), collective.wire[member]
+                self._closed.append((offer, 0))
         for offer in launched.followers:
-            offer.waits_in = None
-            self._let_go(offer, offer.control_bytes, done_s, why)
+            offer.waits_in, offer.end = None, (done_s, why)
+            self._closed.append((offer, offer.control_bytes))
         return Closed(done_s, launched.number) if launched.barrier else None
+
+    def _let_closed_on(self) -> None:
+        """Who waited for a collective that has ended goes on, unless it has just died: only now,
+        so that the decision at its end is taken before anything that follows from it."""
+        closed, self._closed = self._closed, []
+        for offer, control_bytes in closed:
+            if self._offers.get((*offer.key, offer.worker)) is offer:
+                self._charge(self._workers[offer.worker], control_bytes, self.now_s)
+                self._wake_for(offer)
 
     def _release_from(self, action: Release) -> None:
         worker, fragment, version, nbytes, after = action
@@ -462,6 +481,8 @@ class TimedTimeline(Timeline):
         numbers = []
         for key in sorted(key for key in self._offers if key[2] == worker):
             offer = self._offers.pop(key)
+            if offer.send is not None and offer.ready_s > self.now_s:
+                self._workers[worker].sends -= 1  # not sent after all
             launched = offer.launched
             if launched is not None and self._under_way.get(launched.number) is launched:
                 if launched.bury(worker, self.now_s):
