@@ -202,15 +202,10 @@ class Fabric:
                 if start < owner.first_s[slot]:
                     owner.first_s[slot] = start
                 owner.last_s[slot] = out
-                leaves = hop == 0 and phase == owner.final_phase
-                if leaves:
-                    heappop(events)  # what is announced in there may come before everything
-                    owner.left(lane, finish, chain)
-                chain[3] += after
                 hop += 1
                 if hop == len(path):
-                    if not leaves:
-                        heappop(events)
+                    chain[3] += after
+                    heappop(events)
                     owner.delivered(lane, phase, out, chain)
                     continue
                 following = path[hop]
@@ -223,10 +218,12 @@ class Fabric:
                     ready = through
                 if line is not None and not line.plain:
                     ready = line.in_order(ready)
-                if leaves:
-                    heappush(events, (ready, READY, order, transfer, hop))
-                else:
-                    heapreplace(events, (ready, READY, order, transfer, hop))
+                heapreplace(events, (ready, READY, order, transfer, hop))
+                # Only now: what is announced in there may come before everything. A path has more
+                # than one hop.
+                if hop == 1 and phase == owner.final_phase:
+                    owner.left(lane, finish, chain)
+                chain[3] += after
         finally:
             self.hops += hops
 

@@ -6,7 +6,7 @@ A timeline of a run in which every round is everyone's has none of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from islands.network.collectives import Collective, Why
 
@@ -87,6 +87,58 @@ class Passers:
     def of(self, step: int) -> tuple[int, ...]:
         """The workers that pass ``step``."""
         return self._declared.get(step, self._everyone)
+
+
+class Mortals(Passers):
+    """The same where workers die and come back.
+
+    ``died_s`` has those who are dead. Who comes back passes no step before its ``from_step``.
+    """
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.died_s: dict[int, float] = {}
+        self.from_step = [0] * workers
+
+    def opens_s(self, gate: Gate[Any]) -> float | None:
+        """When the last one passed that lives, or died before it passed; None before that."""
+        passers = self.of(gate.step)
+        alive = [
+            worker
+            for worker in passers
+            if worker not in self.died_s and self.from_step[worker] <= gate.step
+        ]
+        opens_s = gate.opens_s(alive)
+        if opens_s is None or not gate.passed_s:
+            return None
+        died_s = (self.died_s.get(worker, 0.0) for worker in passers if worker not in gate.passed_s)
+        return max(opens_s, max(died_s, default=0.0))
+
+
+class Marks:
+    """Evaluation points of a timed run: told when everyone alive has passed them, once."""
+
+    def __init__(self, passers: Mortals) -> None:
+        self._passers = passers
+        self.gates: dict[int, Gate[Any]] = {}  # those not told yet
+        self._told: set[int] = set()
+
+    def pass_by(self, step: int, worker: int, clock_s: float) -> None:
+        """A worker passes; it is too late for a mark that was told while it was dead."""
+        if step not in self._told:
+            self.gates.setdefault(step, Gate(step)).pass_by(worker, clock_s)
+
+    def take(self, until_s: float) -> list[tuple[int, float]]:
+        """The marks that are passed by then, as (step, moment) in the order of time."""
+        found = []
+        for step, gate in self.gates.items():
+            passed_s = self._passers.opens_s(gate)
+            if passed_s is not None and passed_s <= until_s:
+                found.append((passed_s, step))
+        for _, step in found:
+            del self.gates[step]
+            self._told.add(step)
+        return [(step, passed_s) for passed_s, step in sorted(found)]
 
 
 def check_members(workers: Sequence[int], everyone: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from math import inf
 from islands.clock import ComputeModel
 from islands.network.collectives import TURN_BITS, Collective, Why
 from islands.network.fabric import ARRIVED, PASSES, WAKES
-from islands.network.membership import Gate, check_members
+from islands.network.membership import Gate, Marks, Mortals, check_members
 from islands.network.rewind import Past, split
 from islands.network.star import Contribution, Contributions
 from islands.network.timed import (
@@ -77,14 +77,12 @@ class TimedTimeline(Timeline):
         self._under_way: dict[int, Launched] = {}
         self._turns = [0] * topology.workers  # launches that each was in
         self._closed_taps: list[Tap] = []
-        #: Whose collective has just ended, with the control bytes they get on the way.
-        self._closed: list[tuple[Offer, int]] = []
-        self._died_s: dict[int, float] = {}
-        self._from_step = [0] * topology.workers
+        self._closed: list[tuple[Offer, int]] = []  # to go on, with control bytes on the way
+        self._passers: Mortals = Mortals(topology.workers)
+        self._died_s = self._passers.died_s
         self._past = [Past(worker) for worker in self._workers]
         self._told: list[SyncTiming] = []  # ahead of their moment
-        self._marks: dict[int, Gate[Worker]] = {}
-        self._marked: set[int] = set()
+        self._marks = Marks(self._passers)
         self._all_told = False
 
     # What goes in
@@ -153,10 +151,7 @@ class TimedTimeline(Timeline):
             case Passing(launched=launched, member=member):
                 self._goes_on(launched, member)
             case Launched():
-                event = self._close(what)
-                if event is None:
-                    self._let_closed_on()
-                return event
+                return self._close(what)
             case Gate():
                 self._let_in(what)
             case Wake():
@@ -189,7 +184,7 @@ class TimedTimeline(Timeline):
         else:
             later.syncs = [sync for sync in found.syncs if sync.passed_s > until_s]
             found.syncs = [sync for sync in found.syncs if sync.passed_s <= until_s]
-        found.marks = self._passed_marks(until_s)
+        found.marks = self._marks.take(until_s)
         return found
 
     def end(self) -> Timings:
@@ -199,38 +194,10 @@ class TimedTimeline(Timeline):
             tap.settle()
         return super().end()
 
-    def _passed_marks(self, until_s: float) -> list[tuple[int, float]]:
-        """The marks that everyone alive has passed by then, in the order of time."""
-        found = []
-        for step, gate in self._marks.items():
-            passed_s = self._opens_s(gate)
-            if passed_s is not None and passed_s <= until_s:
-                found.append((passed_s, step))
-        for _, step in found:
-            del self._marks[step]
-            self._marked.add(step)
-        return [(step, passed_s) for passed_s, step in sorted(found)]
-
     # Steps that are passed
 
-    def _opens_s(self, gate: Gate[Worker]) -> float | None:
-        """When the last one passed that lives, or died before it passed; None before that."""
-        passers = self._passers.of(gate.step)
-        alive = [
-            worker
-            for worker in passers
-            if worker not in self._died_s and self._from_step[worker] <= gate.step
-        ]
-        opens_s = gate.opens_s(alive)
-        if opens_s is None or not gate.passed_s:
-            return None
-        died_s = (self._died_s.get(w, 0.0) for w in passers if w not in gate.passed_s)
-        return max(opens_s, max(died_s, default=0.0))
-
     def _mark(self, worker: Worker, step: int) -> None:
-        if step not in self._marked:
-            gate: Gate[Worker] = self._marks.setdefault(step, Gate(step))
-            gate.pass_by(worker.number, worker.clock_s)
+        self._marks.pass_by(step, worker.number, worker.clock_s)
 
     def _pass_step(self, worker: Worker, step: int) -> None:
         gate = self._gate(step)
@@ -239,7 +206,7 @@ class TimedTimeline(Timeline):
 
     def _join(self, worker: Worker, step: int) -> bool:
         gate = self._gate(step)
-        opens_s = self._opens_s(gate)
+        opens_s = self._passers.opens_s(gate)
         if opens_s is not None and opens_s <= worker.clock_s:
             return True
         gate.joiners.append(worker)
@@ -249,11 +216,11 @@ class TimedTimeline(Timeline):
 
     def _look_at(self, gate: Gate[Worker]) -> None:
         """Have it opened at its moment, which is not the present one: a passer may yet die."""
-        if gate.joiners and (opens_s := self._opens_s(gate)) is not None:
+        if gate.joiners and (opens_s := self._passers.opens_s(gate)) is not None:
             self._fabric.announce(max(opens_s, self.now_s), PASSES, -1 - gate.step, gate)
 
     def _let_in(self, gate: Gate[Worker]) -> None:
-        opens_s = self._opens_s(gate)
+        opens_s = self._passers.opens_s(gate)
         if opens_s is None or opens_s > self.now_s:
             return
         joiners, gate.joiners = gate.joiners, []
@@ -317,22 +284,9 @@ class TimedTimeline(Timeline):
 
     def _go_past(self, worker: Worker, offer: Offer) -> None:
         assert offer.end is not None
-        done_s, why = offer.end
         self._past[worker.number].note(self.now_s)
-        wait_s = worker.wait_until(done_s, why)
-        step = 0 if offer.send is None else offer.send.step
-        self._found.syncs.append(
-            SyncTiming(
-                *offer.key,
-                worker.number,
-                step,
-                offer.ready_s,
-                done_s,
-                wait_s,
-                offer.wire,
-                worker.clock_s,
-            )
-        )
+        wait_s = worker.wait_until(*offer.end)
+        self._found.syncs.append(offer.timing(wait_s, worker.clock_s))
         del self._offers[*offer.key, worker.number]
         if offer.launched is not None:
             offer.launched.offers.pop(offer.launched.collective.position[worker.number], None)
@@ -373,8 +327,7 @@ class TimedTimeline(Timeline):
 
     def _goes_on(self, launched: Launched, member: int) -> None:
         """A member is done; without a barrier it need not wait for the others."""
-        offer = launched.offers.get(member)
-        if offer is not None:
+        if (offer := launched.offers.get(member)) is not None:
             done = launched.collective
             self._settle(offer, done.done_s[member], done.why[member], done.wire[member])
 
@@ -385,8 +338,8 @@ class TimedTimeline(Timeline):
         self._ledger.add(collective.rows())
         self.wire_bytes += sum(collective.wire)
         done_s, why = collective.last_end()
-        for member, (worker, key) in sorted(launched.fallen.items()):
-            self._spend(worker, key, collective.wire[member])
+        for member, key in sorted(launched.fallen.items()):
+            self._spend(collective.order[member], key, collective.wire[member])
         if launched.barrier:
             for member, offer in launched.offers.items():
                 offer.end, offer.wire = (done_s, why), collective.wire[member]
@@ -394,7 +347,10 @@ class TimedTimeline(Timeline):
         for offer in launched.followers:
             offer.waits_in, offer.end = None, (done_s, why)
             self._closed.append((offer, offer.control_bytes))
-        return Closed(done_s, launched.number) if launched.barrier else None
+        if launched.barrier:
+            return Closed(done_s, launched.number)
+        self._let_closed_on()
+        return None
 
     def _let_closed_on(self) -> None:
         """Who waited for a collective that has ended goes on, unless it has just died: only now,
@@ -409,9 +365,9 @@ class TimedTimeline(Timeline):
         worker, fragment, version, nbytes, after = action
         if worker in self._died_s:
             raise ValueError(f"worker {worker} is dead")
-        key = (fragment, version, worker)
-        if key not in self._offers:  # it has sent nothing, and will look on
-            self._offers[key] = Offer((fragment, version), worker, self.now_s, None)
+        if (fragment, version, worker) not in self._offers:  # it will look on
+            offer = Offer((fragment, version), worker, self.now_s, None)
+            self._offers[fragment, version, worker] = offer
         offer = self._undecided(worker, fragment, version)
         launched = None if after is None else self._under_way.get(after)
         if launched is None:
@@ -439,13 +395,12 @@ class TimedTimeline(Timeline):
         self.wire_bytes += sum(spent.values())
         gone = 0
         for member, worker in enumerate(launched.collective.order):
-            if (offer := launched.offers.get(member)) is not None:
-                offer.launched = offer.end = None
-                key = offer.key
-            elif member in launched.fallen:
-                _, key = launched.fallen[member]
-            else:
+            offer = launched.offers.get(member)
+            key = launched.fallen.get(member) if offer is None else offer.key
+            if key is None:
                 continue  # it has gone on
+            if offer is not None:
+                offer.launched = offer.end = None
             gone += spent.get(worker, 0)
             self._spend(worker, key, spent.get(worker, 0))
         for offer in launched.followers:
@@ -515,7 +470,7 @@ class TimedTimeline(Timeline):
             self._spend(number, (sync.fragment, sync.version), sync.wire_bytes)
         found.syncs = [sync for sync in found.syncs if sync not in undone]
         self._told = [sync for sync in self._told if sync not in undone]
-        for gate in (*self._gates.values(), *self._marks.values()):
+        for gate in (*self._gates.values(), *self._marks.gates.values()):
             if gate.passed_s.get(number, now_s) > now_s:
                 del gate.passed_s[number]
             self._look_at(gate)
@@ -536,7 +491,7 @@ class TimedTimeline(Timeline):
         if time_s < self.now_s:
             raise ValueError(f"{time_s!r} is past at {self.now_s!r}")
         del self._died_s[number]
-        self._from_step[number] = step
+        self._passers.from_step[number] = step
         worker = self._workers[number]
         self._past[worker.number].note(self.now_s)
         worker.away_until(time_s)

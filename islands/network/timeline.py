@@ -416,7 +416,7 @@ class Timeline:
         self._flying -= 1
         self._ledger.add(collective.rows())
         self.wire_bytes += sum(collective.wire)
-        declared = self._declared.get(collective.key)
+        declared = self._declared.get(collective.key) if self._declared else None
         if declared is not None:
             for worker in declared.close(collective):
                 self._go_on(worker)

@@ -15,6 +15,7 @@ from islands.network.fabric import CLOSED, PASSES, Chain, Fabric, Transfer
 from islands.network.ledger import Lanes, TransferRow
 from islands.network.membership import Charge
 from islands.network.star import Contribution, Contributions
+from islands.network.timings import SyncTiming
 from islands.network.topology import COORDINATOR
 from islands.trace import Bytes, Send
 
@@ -182,6 +183,13 @@ class Offer:
             return False
         return self.arrived and self.end is None and not (self.launched or self.waits_in)
 
+    def timing(self, wait_s: float, passed_s: float) -> SyncTiming:
+        """The worker goes on at ``passed_s``, having waited so long."""
+        assert self.end is not None
+        step = 0 if self.send is None else self.send.step
+        who = (*self.key, self.worker, step)
+        return SyncTiming(*who, self.ready_s, self.end[0], wait_s, self.wire, passed_s)
+
     def upload(
         self,
         stars: Contributions,
@@ -233,8 +241,8 @@ class Launched:
         self.doomed = False
         self.followers: list[Offer] = []
         self.offers: dict[int, Offer] = {}
-        #: Members that died or died done, by position: (worker, key).
-        self.fallen: dict[int, tuple[int, tuple[int, int]]] = {}
+        #: The rounds of members that have died, by position.
+        self.fallen: dict[int, tuple[int, int]] = {}
         self.tap = Tap(fabric, scheme.lanes, rows)
         self.collective = scheme.open(key, self.tap, self._done)
         self.tap.attach(self.collective, scheme.per_transfer)
@@ -267,7 +275,7 @@ class Launched:
         """A member dies; whether that dooms the collective."""
         member = self.collective.position[worker]
         offer = self.offers.pop(member)
-        self.fallen[member] = (worker, offer.key)
+        self.fallen[member] = offer.key
         if self.collective.done_s[member] <= now_s:
             return False
         self.doomed = True
