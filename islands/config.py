@@ -336,7 +336,8 @@ def build_experiment(
     for key in _BY_NAME:
         values[key] = _as_mapping(values.get(key))
     options = dict(options or {})
-    if more := options.pop("faults", None):  # in addition to those of the file
+    more = options.pop("faults", None)
+    if isinstance(more, list | tuple) and more:  # in addition to those of the file
         values["faults"] = [*(values.get("faults") or ()), *more]
     for key, value in options.items():
         if value is not None:

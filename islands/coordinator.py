@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from islands.results.display import Progress
 from islands.results.folder import EXPERIMENT, MODEL, SUMMARY, write_json, write_text
 from islands.results.recorder import RunRecorder
 from islands.results.summary import summarize
+from islands.timed import TimedEngine
 
 #: Validation windows per forward pass: bounds the memory of an evaluation.
 EVAL_BATCH = 64
@@ -127,7 +129,12 @@ class Coordinator:
             mean=policy.mean,
             trim=policy.trim,
         )
-        engine = Engine(
+        drive = partial(
+            TimedEngine,
+            detect_s=experiment.detect or 0.0,
+            heals=job.heals,
+        )
+        engine = (drive if job.timed else Engine)(
             method=experiment.method,
             shared=shared,
             steps=experiment.steps,
@@ -144,6 +151,8 @@ class Coordinator:
             policy=experiment.policy,
             may_lose=job.may_lose,
         )
+        for fault in experiment.faults:
+            self.recorder.event(0.0, "fault", fault.kind, fault.settings())
         try:
             experiment.method.begin_shared(shared)
             engine.run()

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import chain
+from typing import TypeAlias
 
+from islands.rounds import Admission
 from islands.schedule import Action, Due
 from islands.trace import Compute, End, Mark, Pass
+
+
+#: When a worker hands over its parameters. A Mark and a Pass of one step are two moments, but as
+#: tuples they are equal.
+Moment: TypeAlias = tuple[str, int]
+
+
+def moment(at: Mark | Pass) -> Moment:
+    """The moment of an operation."""
+    return type(at).__name__, at.step
 
 
 class Cursor:
@@ -17,13 +29,16 @@ class Cursor:
         self._actions = iter(actions)
         self.next: Action = next(self._actions)
         self.base: dict[int, int] = {}  # fragment -> version adopted last
+        self.versions: dict[int, int] = {}  # fragment -> own version sent last
         self.sent: deque[tuple[Due, int]] = deque()  # sends of the plan under way, with their base
-        self.marks: deque[Mark | Pass] = deque()  # snapshots of the plan under way
+        self.marks: deque[Moment] = deque()  # snapshots of the plan under way
         self.busy = False
         self.begun = 0.0  # host time at which the plan under way was handed out
         self.waits = False  # for a receive that the network knows of
         self.told = 0  # actions from the next one on that the network knows of already
         self.ended = False
+        self.admission: Admission | None = None  # what to begin with, after so many local steps
+        self.starts_at = 0
 
     def advance(self) -> None:
         self.next = next(self._actions, End())

@@ -4,18 +4,14 @@ It knows neither Ray nor torch: workers and network are two small protocols. Eac
 cursor in its own program (see :mod:`islands.schedule`), and is driven from boundary to boundary;
 lock-step is merely what happens when every round waits for everyone.
 
-Two regimes, one loop:
+Here a round closes when all of its members have arrived. So training does not depend on the
+network, the graph of operations goes there in batches, and times come back whenever they are ready.
+Rounds are combined and evaluations made in the order of the program's receives, whatever the order
+in which the host's answers come in. Where rounds close by the clock (:mod:`islands.timed`), the
+loop is the same and the decisions are others.
 
-* *untimed* (a round closes when all have arrived): training does not depend on the network, so the
-  graph of operations goes to the network in batches, and times come back whenever they are ready.
-  Rounds are combined and evaluations made in the order of the program's receives, whatever the
-  order in which the host's answers come in.
-* *timed* (the method closes rounds by the clock): each decision is taken at an emulated moment, in
-  the order (time, kind, id). The network never simulates past the earliest moment at which some
-  worker could still send.
-
-On the wall clock both are the same but for one rule: a worker gets a round's result when the
-network delivers it, and the network delivers nothing before its moment has come.
+On the wall clock there is one more rule: a worker gets a round's result when the network delivers
+it, and the network delivers nothing before its moment has come.
 """
 
 from __future__ import annotations
@@ -23,12 +19,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from islands.compression import Update
-from islands.cursor import Cursor
+from islands.cursor import Cursor, Moment, moment
 from islands.errors import RunError
 from islands.faults import Faults
 from islands.methods.base import Arrival, Method, Shared
@@ -54,8 +49,8 @@ from islands.trace import (
 if TYPE_CHECKING:
     from islands.compression import Statistics
     from islands.compression.formats import Buffer
-    from islands.network import Arrival as NetworkArrival
     from islands.network import Timings
+    from islands.network.timings import Event
 
 
 class Interrupted(Exception):
@@ -146,18 +141,16 @@ class Engine:
         self._cursors = [
             Cursor(self._roster.program(worker, eval_every)) for worker in range(len(island_of))
         ]
-        # The order in which rounds close and evaluations are made: the program's own. In a timed
-        # run rounds close by the clock, and only the evaluations stand here.
+        # The order in which rounds close and evaluations are made: the program's own.
         self._agenda = deque(self._in_order(eval_every))
         self._admissions: dict[int, Admission] = {}
         # Where training stops until a round has closed, no answer is of use before the last one.
-        self._in_step = not any(s.overlap for s in self._streams) and not method.timed
+        self._in_step = not any(s.overlap for s in self._streams)
+        # The network simulates only as far as it is asked to.
+        self._asked = wall
         self._arrived: dict[RoundKey, dict[int, Arrival]] = {}
-        # Timed runs: contributions of the rounds being gathered, and evaluations to come.
-        self._open: list[list[tuple[int, Arrival]]] = [[] for _ in self._streams]
-        self._passed: deque[tuple[int, float]] = deque()
         # What workers handed over for an evaluation, or for others to start from.
-        self._snapshots: dict[Mark | Pass, dict[int, Held]] = {}
+        self._snapshots: dict[Moment, dict[int, Held]] = {}
         self._ops: list[tuple[int, Op]] = []
         self._handed_over = time.monotonic()
         self._most_steps = FIRST_STEPS
@@ -174,7 +167,7 @@ class Engine:
                     now = first + count
                 case Due(fragment, version, step):
                     steps_of[fragment, version] = step
-                case Receive(fragment, version) if not self.method.timed:
+                case Receive(fragment, version):
                     step = steps_of.pop((fragment, version))
                     if roster.everyone:
                         yield Closing(fragment, version, everyone, ())
@@ -206,15 +199,9 @@ class Engine:
         ever, Interrupted if asked to stop."""
         self._declare()
         self._go_on()
-        while self._agenda or self._busy or any(not c.ended for c in self._cursors):
+        while not self._over():
             self._must_go_on()
-            if self.method.timed:
-                self._decide()
-            elif self._wall:
-                self._keep_pace()
-            else:
-                self._take_answers(self._in_step)
-                self._close_in_order()
+            self._turn()
             self._go_on()
             late = time.monotonic() - self._handed_over > BATCH_S
             if late or len(self._ops) >= BATCH_OPS:
@@ -225,6 +212,17 @@ class Engine:
         self._must_go_on(stop=False)
         if self._roster.last_step < self._steps:
             raise RunError(f"nobody is left after step {self._roster.last_step}")
+
+    def _over(self) -> bool:
+        return not (self._agenda or self._busy) and all(c.ended for c in self._cursors)
+
+    def _turn(self) -> None:
+        """Wait for what comes next, and decide what it allows."""
+        if self._wall:
+            self._keep_pace()
+        else:
+            self._take_answers(self._in_step)
+            self._close_in_order()
 
     def _must_go_on(self, stop: bool = True) -> None:
         if self._stalled is not None:
@@ -248,7 +246,7 @@ class Engine:
             ops, self._ops = self._ops, []
             self._recorder.traced(ops)
             self._network.extend(ops)
-        if not (self.method.timed or self._wall):
+        if not self._asked:
             for timings in self._network.results(wait=False):
                 self._take_times(timings)
 
@@ -258,7 +256,7 @@ class Engine:
         if self._wall:
             self._delivered.update((s.worker, s.fragment, s.version) for s in timings.syncs)
 
-    def _let_out(self, hold_s: float) -> tuple[Timings, NetworkArrival | None, float]:
+    def _let_out(self, hold_s: float) -> tuple[Timings, Event | None, float]:
         """What the network lets out by now, with everything handed over that it could need."""
         self._hand_over()
         found = self._network.decide(hold_s)
@@ -292,6 +290,11 @@ class Engine:
         more steps than keep it answering."""
         plan: list[PlanOp] = []
         updates: list[Update | None] = []
+        if cursor.admission is not None:
+            self._hand(worker, cursor.admission.nbytes)
+            plan.append(Reset(len(updates), cursor.starts_at))
+            updates.append(cursor.admission.update)
+            cursor.admission = None
         sending = False
         steps_left = self._most_steps
         while not (sending or cursor.ended):
@@ -322,11 +325,11 @@ class Engine:
                 case Mark(step):
                     if worker in self._holders(step):
                         plan.append(Snapshot())
-                        cursor.marks.append(action)
+                        cursor.marks.append(moment(action))
                 case Pass(step):
                     if worker in self._holders(step):
                         plan.append(Snapshot(whole=self.method.shared_in == "replicas"))
-                        cursor.marks.append(action)
+                        cursor.marks.append(moment(action))
                 case Join(step):
                     if not cursor.waits:
                         self._tell(worker, action)
@@ -366,6 +369,9 @@ class Engine:
             plan.append(Apply(fragment, len(updates), outcome.adopt))
             updates.append(outcome.update)
             self._cursors[worker].base[fragment] = outcome.version
+        if outcome.donate is not None:
+            plan.append(Snapshot(whole=self.method.shared_in == "replicas"))
+            self._cursors[worker].marks.append(moment(outcome.donate))
 
     def _hand(self, worker: int, nbytes: int) -> None:
         """Bytes reach a worker out of band."""
@@ -430,6 +436,7 @@ class Engine:
                 self._ops.append((worker, Send(*key, due.step, payload.size, payload.itemsize)))
                 arrival = Arrival(worker, payload, base, due.step)
                 self._arrived.setdefault(key, {})[worker] = arrival
+                cursor.versions[due.fragment] = due.version
 
     def _pace(self, took_s: float, steps: int) -> None:
         """Learn from a plan that came back how many steps the next ones may have."""
@@ -457,44 +464,6 @@ class Engine:
                 self._rounds.close(head.fragment, parts, onlookers)
             self._agenda.popleft()
 
-    def _decide(self) -> None:
-        """Timed: take the next decision on the emulated clock, or let the host catch up."""
-        timings, event, due_s = self._let_out(0.0 if self._busy else HOLD_S)
-        if self._wall:  # who has its result now may have to hand over its parameters below
-            self._go_on()
-        # Workers run ahead of the clock, so a mark may be known long before its moment has come.
-        self._passed.extend(timings.marks)
-        if event is None and self._busy:
-            self._take_answers(False, due_s)
-            return
-        if event is None and (due_s < inf or timings.syncs or self._stalled):
-            return  # somebody can go on, now or when the wall clock is there
-        while self._passed and (event is None or self._passed[0][1] < event.time_s):
-            step, _ = self._passed.popleft()
-            self._agenda.popleft()
-            while not self._try_evaluate(Mark(step)):  # the clock is ahead of the host's answers
-                if not self._busy:
-                    raise RunError(f"no snapshot for the evaluation at step {step}")
-                self._take_answers(False)
-        if event is None:
-            if not all(c.ended for c in self._cursors):
-                raise RunError(STUCK)
-            return
-        key = (event.fragment, event.version)
-        arrival = replace(self._arrived[key].pop(event.worker), time_s=event.time_s)
-        if not self._arrived[key]:
-            del self._arrived[key]
-        self._open[event.fragment].append((event.version, arrival))
-        gathered = self._open[event.fragment]
-        if self.method.close([a for _, a in gathered], len(self._cursors), event.time_s):
-            self._open[event.fragment] = []
-            parts = [Contribution(*part) for part in gathered]
-            self._rounds.close(event.fragment, sorted(parts, key=lambda p: p.arrival.worker))
-            for version, part in gathered:
-                size = part.payload.size.total
-                itemsize = part.payload.itemsize
-                self._network.reply(part.worker, event.fragment, version, size, itemsize)
-
     def _try_evaluate(self, mark: Mark) -> bool:
         """Evaluate the shared parameters; False if a replica that holds them has not handed them
         over."""
@@ -515,8 +484,8 @@ class Engine:
 
     def _collect(self, at: Mark | Pass) -> list[Held] | None:
         """What the holders of the shared parameters handed over; None if one has not yet."""
-        holders, found = self._holders(at.step), self._snapshots.get(at, {})
+        holders, found = self._holders(at.step), self._snapshots.get(moment(at), {})
         if len(found) < len(holders):
             return None
-        self._snapshots.pop(at, None)
+        self._snapshots.pop(moment(at), None)
         return [found[worker] for worker in holders]

@@ -58,6 +58,11 @@ class FaultPart(Part):
 
     kind: str
 
+    def settings(self) -> str:
+        """What was set, as ``--fault`` would say it."""
+        found = self.model_dump(mode="json", exclude_defaults=True)
+        return ",".join(f"{key}={value}" for key, value in found.items() if key != "kind")
+
 
 class Aimed(FaultPart):
     """A fault of some workers: those of the numbers ``worker``, all of the islands ``island``, or

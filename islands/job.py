@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, nan
 
 import torch
 
@@ -108,6 +108,22 @@ class Job:
         experiment = self.experiment
         clocked = experiment.policy.timed or self.faults.crashes_happen
         return experiment.method.timed or clocked
+
+    def heals(self, worker: int, time_s: float) -> float:
+        """From when on a worker can reach the coordinator that wants to at ``time_s``; infinite:
+        never. Links that are cut hold up the word that it is ready."""
+        topology = self.topology
+        route = topology.routes[topology.island_of[worker]][topology.coordinator_island]
+        while True:
+            blocked_s = time_s
+            for link in route:
+                bandwidth = topology.links[link].bandwidth
+                if bandwidth is not None:
+                    value, until_s = bandwidth.piece(time_s)
+                    blocked_s = until_s if value == 0.0 else blocked_s
+            if blocked_s in (time_s, inf):
+                return blocked_s
+            time_s = blocked_s
 
     @property
     def on_wall_clock(self) -> bool:

@@ -7,7 +7,7 @@ committed, neither parameters nor outer momentum move, and nobody adopts anythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,7 @@ from islands.methods.base import Arrival, Method, Shared, dense_update, weighted
 from islands.plan import Held
 from islands.policy import Policy
 from islands.protocols import Likeness, Part, Recorder
-from islands.trace import RoundKey
+from islands.trace import Pass, RoundKey
 
 if TYPE_CHECKING:
     from islands.compression import Statistics
@@ -35,6 +35,7 @@ class Outcome(NamedTuple):
     ``adopt``    False: only measure from it from now on
     ``lost``     what the worker sent counts for nothing, and returns to its residual
     ``control_bytes``  reach the worker out of band
+    ``donate``   hand over the parameters then, under this name, for others to start from
     """
 
     update: Update | None
@@ -42,6 +43,7 @@ class Outcome(NamedTuple):
     adopt: bool = True
     lost: bool = False
     control_bytes: int = 0
+    donate: Pass | None = None
 
 
 class Contribution(NamedTuple):
@@ -49,6 +51,15 @@ class Contribution(NamedTuple):
 
     version: int
     arrival: Arrival
+
+
+class Latest(NamedTuple):
+    """What a fragment's latest committed round made, its size in bytes, and after how many local
+    steps its members sent."""
+
+    update: Update | None
+    nbytes: int
+    step: int
 
 
 class Admission(NamedTuple):
@@ -81,6 +92,7 @@ class Rounds:
     ) -> None:
         self.versions = [0] * fragments
         self.closed = [0] * fragments
+        self.latest: list[Latest | None] = [None] * fragments
         self.buffers: Statistics | None = None  # of the latest round that had some
         self._method = method
         self._shared = shared
@@ -107,6 +119,11 @@ class Rounds:
             del self._outcomes[key]
         return found
 
+    def forget(self, worker: int) -> None:
+        """Nothing that was decided for the worker will be asked for."""
+        for key in [key for key, waiting in self._outcomes.items() if worker in waiting]:
+            self.outcome(key, worker)
+
     def tell(self, key: RoundKey, worker: int, outcome: Outcome) -> None:
         """Decide for one worker what its round ``key`` means."""
         self._outcomes.setdefault(key, {})[worker] = outcome
@@ -117,12 +134,17 @@ class Rounds:
         parts: Sequence[Contribution],
         onlookers: Sequence[tuple[int, int]] = (),
         late: Sequence[Arrival] = (),
+        expected: Collection[int] = (),
+        gone: Collection[int] = (),
+        donate: tuple[int, Pass] | None = None,
     ) -> bool:
         """Combine what can be used of a round, and decide what it means for everyone in it.
 
         ``parts`` are the contributions in worker order; ``onlookers``, as (worker, version), adopt
         the result without having contributed; ``late`` are weighted contributions to earlier
-        rounds, which count if this one is committed. Returns whether it is.
+        rounds, which count if this one is committed. Of the workers ``expected``, which have not
+        come yet, nothing is recorded now; those who are ``gone`` do not go on with the result.
+        ``donate`` names a worker that hands over what it then has, and the moment. Returns whether the round is committed.
         """
         self.closed[fragment] += 1
         number = self.closed[fragment]
@@ -145,11 +167,15 @@ class Rounds:
             worker = arrival.worker
             lost = self._may_lose and status[worker] != "ok" and fates[worker].restore
             told = self._told(update, size, self.versions[fragment], fates[worker], lost)
+            if donate is not None and donate[0] == worker:
+                told = told._replace(donate=donate[1])
             self.tell((fragment, version), worker, told)
         for worker, version in onlookers:
             told = Outcome(update, self.versions[fragment], control_bytes=size)
             self.tell((fragment, version), worker, told)
-        self._record(fragment, number, parts, status)
+        if committed:
+            self.latest[fragment] = Latest(update, size, max(p.arrival.step for p in parts))
+        self._record(fragment, number, parts, status, expected, gone)
         return committed
 
     def admission(self, found: Sequence[Held]) -> Admission:
@@ -240,12 +266,28 @@ class Rounds:
         )
 
     def _record(
-        self, fragment: int, number: int, parts: Sequence[Contribution], status: dict[int, str]
+        self,
+        fragment: int,
+        number: int,
+        parts: Sequence[Contribution],
+        status: dict[int, str],
+        expected: Collection[int],
+        gone: Collection[int],
     ) -> None:
         versions = {arrival.worker: version for version, arrival in parts}
+        # Where a method closes rounds as it likes, nobody is missing from them.
+        all_ = sorted(versions) if self._method.timed else self._everyone
         self._recorder.closed(
             [
-                Part(w, fragment, versions.get(w, number), status.get(w, "absent"), number)
-                for w in self._everyone
+                Part(
+                    w,
+                    fragment,
+                    versions.get(w, number),
+                    status.get(w, "absent"),
+                    number,
+                    passes=w not in gone,
+                )
+                for w in all_
+                if w not in expected
             ]
         )

@@ -7,7 +7,7 @@ Nothing here knows a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,23 +37,28 @@ def program(
     eval_every: int,
     changes: Iterable[int] = (),
     first: int = 0,
+    versions: Mapping[int, int] | None = None,
 ) -> Iterator[Action]:
     """The operations of one worker over a whole run of ``steps`` local steps, from ``first`` on.
 
     At a boundary sends come before receives, receives before an evaluation, and last, at the steps
     ``changes``, workers join and leave. At the end fragments in flight are applied, then every
     fragment with unsent steps is sent once more; only then comes the last evaluation.
-    ``eval_every`` = 0 evaluates only there.
+    ``eval_every`` = 0 evaluates only there. Who begins later sends a fragment only after a full
+    period, and counts on from ``versions``.
     """
     cuts = sorted({step for step in changes if first < step < steps})
-    versions = [0] * len(streams)
+    sent = [(versions or {}).get(fragment, 0) for fragment in range(len(streams))]
     flying: list[tuple[int, Due]] = []  # (step at which it lands, what)
 
     def send(fragment: int, step: int) -> Due:
-        versions[fragment] += 1
-        due = Due(fragment, versions[fragment], step)
+        sent[fragment] += 1
+        due = Due(fragment, sent[fragment], step)
         flying.append((step + streams[fragment].overlap, due))
         return due
+
+    def ready(stream: Stream, step: int) -> bool:
+        return not first or step - first >= stream.period
 
     def land(now: int) -> Iterator[Receive]:
         landing = sorted(
@@ -75,7 +80,7 @@ def program(
         step = min(steps, *boundaries, *cuts[:1])
         yield Compute(done, step - done)
         for fragment, stream in enumerate(streams):
-            if stream.is_due(step):
+            if stream.is_due(step) and ready(stream, step):
                 yield send(fragment, step)
         yield from land(step if step < steps else steps + max(s.overlap for s in streams))
         if step < steps and eval_every and step % eval_every == 0:
@@ -83,7 +88,7 @@ def program(
         if cuts[:1] == [step] and step < steps:
             yield Pass(step)
     for fragment, stream in enumerate(streams):
-        if not stream.is_due(steps):
+        if not stream.is_due(steps) and ready(stream, steps):
             yield send(fragment, steps)
     yield from land(steps + max(s.overlap for s in streams))
     yield Mark(steps)
@@ -105,7 +110,7 @@ class Roster:
         self.everyone = all(list(own) == [(0, steps)] for own in spans)
         #: Steps at which somebody joins or leaves.
         self.changes = sorted({edge for own in spans for span in own for edge in span} - {0, steps})
-        there = sorted((span for own in spans for span in own))
+        there = sorted(span for own in spans for span in own)
         ends = 0
         for first, last in there:
             if first > ends:

@@ -264,6 +264,7 @@ WAITS = {
     "transmission_s": "transmission",
     "propagation_s": "propagation",
     "others_s": "waiting for other workers",
+    "away_s": "away",
 }
 
 
@@ -307,6 +308,16 @@ def _trouble_rows(summary: Summary) -> Iterator[Row]:
     ):
         if summary[key]:
             yield "", label, f"{summary[key]:,}", Text(what, style="yellow")
+    fates = summary["contributions"]
+    for label, what in (("late", "contributions"), ("absent", "worker × round")):
+        if fates[label]:
+            yield "", label, f"{fates[label]:,}", Text(what, style="yellow")
+    if summary["wasted_bytes"]:
+        wasted = format_bytes(summary["wasted_bytes"])
+        yield "", "wasted", wasted, Text("payloads not combined, rounds run again", style="yellow")
+    for kind, seconds in summary["lost_s"].items():
+        share = Text(f"lost to {kind}, mean over workers", style="yellow")
+        yield "", "", format_seconds(seconds), share
 
 
 def _beside_dense(wire: float, summary: Summary) -> str:

@@ -17,8 +17,20 @@ from islands.clock import ComputeModel
 from islands.network import WorkerClock
 from islands.optim import LearningRate
 from islands.results.step_log import StepLog
-from islands.results.tables import SCHEMAS, TableWriter
-from islands.trace import Bytes, Compute, Mark, Op, Receive, Send
+from islands.results.tables import SCHEMAS, TRACE, TableWriter
+from islands.trace import (
+    Bytes,
+    Compute,
+    Control,
+    Idle,
+    Join,
+    Mark,
+    Members,
+    Op,
+    Pass,
+    Receive,
+    Send,
+)
 
 if TYPE_CHECKING:
     from islands.network import LinkTotals, SyncTiming, Timings
@@ -65,6 +77,7 @@ class RunRecorder:
         self.pace: Pace | None = None  # of the wall clock, in the end
         self.wire_bytes = 0
         self.wasted_bytes = 0  # payloads that were not combined, and collectives that were aborted
+        self.lost_s: dict[str, float] = {}  # by kind of fault, summed over the workers
 
     # --- from the engine --------------------------------------------------------------------------
     def losses(self, worker: int, losses: Sequence[float]) -> None:
@@ -76,6 +89,27 @@ class RunRecorder:
     def closed(self, parts: Sequence[Part]) -> None:
         self.rounds += 1
         self._parts.extend(parts)
+
+    def missed(self, parts: Sequence[Part]) -> None:
+        """More is known of rounds that closed before."""
+        self._parts.extend(parts)
+        self._write_syncs()
+
+    def stopped(self, worker: int) -> None:
+        """The worker died: it goes on with nothing that it was told of."""
+        for n, part in enumerate(self._parts):
+            if part.worker == worker and part[:3] not in self._passed:
+                self._parts[n] = part._replace(passes=False)
+        self._write_syncs()
+
+    def spent(self, wire_bytes: int) -> None:
+        """Wire bytes of collectives that were aborted, or of workers that died in one."""
+        self.wire_bytes += wire_bytes
+        self.wasted_bytes += wire_bytes
+
+    def lost(self, kind: str, worker: int, seconds: float) -> None:
+        """Emulated time that a kind of fault cost a worker."""
+        self.lost_s[kind] = self.lost_s.get(kind, 0.0) + seconds
 
     def compared(self, pairs: Sequence[Likeness]) -> None:
         columns = zip(*pairs, strict=True)
@@ -93,9 +127,14 @@ class RunRecorder:
                 self._sizes[worker, op.fragment, op.version] = op.size
                 self.payload_bytes += op.size.total
                 self.payloads += 1
+            last = waiting[-1] if waiting else None
             # How computing was cut into plans is the host's affair and not in the trace.
-            if waiting and isinstance(op, Compute) and isinstance(waiting[-1], Compute):
-                waiting[-1] = Compute(waiting[-1].first, waiting[-1].count + op.count)
+            if (
+                isinstance(op, Compute)
+                and isinstance(last, Compute)
+                and last.first + last.count == op.first
+            ):
+                waiting[-1] = Compute(last.first, last.count + op.count)
             else:
                 waiting.append(op)
         while all(len(waiting) > 1 for waiting in self._traces):  # the last one may still grow
@@ -107,18 +146,26 @@ class RunRecorder:
         writer.append(**dict(zip(writer.schema.names, columns, strict=True)))
 
     def _trace_row(self, worker: int, op: Op) -> tuple[Any, ...]:
-        name = type(op).__name__.lower()
-        nothing = (None,) * 5
-        if isinstance(op, Send):
-            sizes = (*op.size, op.itemsize)
-            return (worker, name, op.fragment, op.version, op.step, None, *sizes, None)
-        if isinstance(op, Receive):
-            return (worker, name, op.fragment, op.version, None, *nothing, None)
-        if isinstance(op, Compute):
-            seconds = self._compute.seconds(worker, op.first, op.count)
-            return (worker, name, None, None, op.first, op.count, *nothing[:4], seconds)
-        step = op.step if isinstance(op, Mark) else None
-        return (worker, name, None, None, step, *nothing, None)
+        row: dict[str, Any] = dict.fromkeys(TRACE.names)
+        row.update(worker=worker, op=type(op).__name__.lower())
+        match op:
+            case Send(fragment, version, step, size, itemsize):
+                row.update(fragment=fragment, version=version, step=step, itemsize=itemsize)
+                row.update(zip(("value_bytes", "index_bytes", "scale_bytes"), size, strict=True))
+            case Receive(fragment, version):
+                row.update(fragment=fragment, version=version)
+            case Compute(first, count):
+                seconds = self._compute.seconds(worker, first, count)
+                row.update(step=first, count=count, seconds=seconds)
+            case Members(fragment, version, workers):
+                row.update(fragment=fragment, version=version, members=workers)
+            case Mark(step) | Pass(step) | Join(step):
+                row.update(step=step)
+            case Control(nbytes):
+                row.update(value_bytes=nbytes)
+            case Idle(until_s):
+                row.update(seconds=(until_s,))
+        return tuple(row.values())
 
     # --- from the network -------------------------------------------------------------------------
     def timed(self, timings: Timings) -> None:
@@ -192,18 +239,21 @@ class RunRecorder:
     # --- rows -------------------------------------------------------------------------------------
     def _write_syncs(self) -> None:
         """Rows of closed rounds whose times are known, in the order of closing and of workers."""
-        rows = []
+        rows: list[tuple[Any, ...]] = []
         while self._parts:
             part = self._parts[0]
-            if part.status != "absent" and part[:3] not in self._passed:
+            passes = part.status != "absent" and part.passes
+            if passes and part[:3] not in self._passed:
                 break
             self._parts.popleft()
             self.status[part.status] += 1
-            if part.status == "absent":
-                nothing = (0, 0, 0, 0, None, None, None)
-                rows.append(
-                    (part.fragment, part.number, None, part.worker, *nothing, part.status)
-                )
+            if not passes:
+                # Who was absent has made no payload for this round; its own count may be the same.
+                absent = part.status == "absent"
+                size = Bytes() if absent else self._sizes.pop(part[:3])
+                self.wasted_bytes += size.total if part.status != "ok" else 0
+                nothing = (size.total, *size, None, None, None)
+                rows.append((part.fragment, part.number, None, part.worker, *nothing, part.status))
                 continue
             sync = self._passed.pop(part[:3])
             size = self._sizes.pop(part[:3])
@@ -214,7 +264,7 @@ class RunRecorder:
             if part.status == "ok":
                 self.synced_at[sync.fragment] = sync.step
             else:
-                self.wasted_bytes += size.total
+                self.wasted_bytes += 0 if part.used else size.total
                 self._write_fate(sync, part)
         if rows:
             names = self._tables["syncs"].schema.names

@@ -43,7 +43,7 @@ class StepLog:
         """The worker does not take the steps ``first`` … ``last − 1``."""
         self._there[worker, first:last] = False
         for counts in (self._trained, self._timed):
-            if counts[worker] == first:
+            if counts[worker] >= first:  # what a dying worker did in advance is taken back
                 counts[worker] = self._next(worker, last)
 
     def losses(self, worker: int, losses: Sequence[float]) -> None:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from islands.flat import state_sha256
 from islands.results.pace_rows import pace_summary
 from islands.results.recorder import RunRecorder
+from islands.stragglers import Stretched
 
 if TYPE_CHECKING:
     from islands.job import Job
 
 
 #: What a worker's time goes into: fields of a WorkerClock that sum to its elapsed time.
-TIMES = ("compute_s", "background_s", "queue_s", "transmission_s", "propagation_s", "others_s")
+TIMES = (
+    "compute_s",
+    "background_s",
+    "queue_s",
+    "transmission_s",
+    "propagation_s",
+    "others_s",
+    "away_s",
+)
+#: What can become of a worker's part in a round; of each round they sum to the workers.
+FATES = ("ok", "late", "dropped", "rejected", "absent")
 
 
 def summarize(
@@ -33,7 +45,7 @@ def summarize(
     """
     experiment = job.experiment
     workers, steps = job.workers, recorder.steps_done
-    worker_steps = max(1, workers * steps)
+    worker_steps = max(1, recorder.steps_taken)
     clocks = recorder.clocks
     emulated_s = max(clock.clock_s for clock in clocks)
     time = {name: sum(getattr(clock, name) for clock in clocks) / workers for name in TIMES}
@@ -58,7 +70,7 @@ def summarize(
         "steps": steps,
         "seed": experiment.seed,
         "parameters": job.parameters,
-        "tokens": steps * workers * job.tokens_per_step,
+        "tokens": recorder.steps_taken * job.tokens_per_step,
         "final_val_loss": final,
         "final_perplexity": math.exp(final) if final < 700 else math.inf,
         "best_val_loss": min(finite, default=math.nan),
@@ -98,8 +110,11 @@ def summarize(
             for currency in sorted({currency for cost in costs.values() for currency in cost})
         },
         "syncs": recorder.rounds,
+        "contributions": {fate: recorder.status[fate] for fate in FATES},
         "dropped_syncs": recorder.status["dropped"],
         "rejected_payloads": recorder.status["rejected"],
+        "wasted_bytes": recorder.wasted_bytes,
+        "lost_s": {kind: lost / workers for kind, lost in sorted(_lost(job, recorder).items())},
         "unsynced_steps": recorder.unsynced_steps,
         "corpus_sha256": job.corpus.sha256,
         "shards": experiment.data.shards,
@@ -113,3 +128,16 @@ def summarize(
         "parameters_sha256": parameters_sha256,
         "versions": dict(versions),
     }
+
+
+def _lost(job: Job, recorder: RunRecorder) -> dict[str, float]:
+    """Emulated seconds that each kind of fault cost, over all workers; of jitter it may be less
+    than nothing."""
+    found = Counter(recorder.lost_s)
+    if isinstance(job.compute, Stretched):
+        for worker in range(job.workers):
+            for first, last in job.faults.spans(worker, job.experiment.steps):
+                taken = min(last, recorder.steps_done) - first
+                if taken > 0:
+                    found.update(job.compute.lost_s(worker, first, taken))
+    return dict(found)

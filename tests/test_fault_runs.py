@@ -1,0 +1,405 @@
+"""Whole runs under faults: what each worker's part in a round becomes, and what that changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from islands.config import Experiment
+from islands.job import prepare
+from tests.helpers import INSTANT, PLAIN, Run, assert_identical, cluster, experiment, train
+
+METHODS: dict[str, dict[str, Any]] = {
+    "dense": {"name": "dense"},
+    "topk": {"name": "topk", "ratio": 4.0},
+    "demo": {"name": "demo"},
+    "signsgd": {"name": "signsgd"},
+    "sparta": {"name": "sparta"},
+    "diloco": {"name": "diloco", "sync_every": 3},
+    "local_sgd": {"name": "local_sgd", "sync_every": 2},
+    "pruned": {"name": "diloco", "sync_every": 2, "prune": 0.5},
+    "fragments": {"name": "tests.helpers:Fragments", "sync_every": 4},
+}
+FATES = ("ok", "late", "dropped", "rejected", "absent")
+
+
+def faulty(method: Mapping[str, Any] | str, *faults: Any, **parts: Any) -> Experiment:
+    """Twelve steps of four workers on two islands."""
+    chosen = METHODS[method] if isinstance(method, str) else method
+    return experiment(method=chosen, faults=list(faults), **parts)
+
+
+def must_add_up(run: Run, workers: int) -> None:
+    """Laws 7 to 9 for one run."""
+    rounds: dict[tuple[int, int], Counter[str]] = {}
+    for fragment, version, status in run.rows("syncs", "fragment", "version", "status"):
+        rounds.setdefault((fragment, version), Counter())[status] += 1
+    for key, fates in rounds.items():
+        assert sum(fates.values()) == workers, (key, fates)
+        assert set(fates) <= set(FATES)
+    total = sum(rounds.values(), Counter())
+    assert {fate: total[fate] for fate in FATES} == run.summary["contributions"]
+    by_link: Counter[str] = Counter()
+    for link, size in run.rows("transfers", "link", "bytes"):
+        by_link[link] += size
+    for name, link in run.summary["links"].items():
+        assert link["bytes"] == by_link[name]
+    for clock in run.clocks:
+        waits = clock.compute_s + clock.wait_s + clock.away_s
+        assert waits == pytest.approx(clock.clock_s, rel=1e-9, abs=1e-12)
+        assert sum(clock[3:8]) == pytest.approx(clock.wait_s, rel=1e-9, abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------ drops
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("direction", ["both", "up", "down"])
+def test_drops_add_up_for_every_method(method: str, direction: str) -> None:
+    """Half of all contributions are lost; every round accounts for every worker."""
+    drop = {"kind": "drop", "probability": 0.5, "direction": direction}
+    run = train(faulty(method, drop))
+    assert run.error is None
+    must_add_up(run, 4)
+    dropped = run.summary["dropped_syncs"]
+    assert (dropped == 0) == (direction == "down")
+    assert (run.summary["wasted_bytes"] > 0) == (direction != "down")
+    assert run.summary["final_val_loss"] < 10
+
+
+@pytest.mark.parametrize("method", ["dense", "topk", "demo", "signsgd"])
+def test_replicas_of_per_step_methods_stay_equal_under_drops(method: str) -> None:
+    """A dropped worker receives every update: only its contribution is missing."""
+    run = train(faulty(method, {"kind": "drop", "probability": 0.5}))
+    first, *others = (replica.flat.params for replica in run.replicas)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("method", ["diloco", "local_sgd", "dense", "topk", "fragments"])
+def test_a_round_without_anything_changes_nothing(method: str) -> None:
+    """With everything lost neither parameters nor outer momentum move."""
+    one = faulty(method, {"kind": "drop", "probability": 1.0}, eval={"every": 0, "windows": 8})
+    job = prepare(one)
+    run = train(job)
+    assert run.summary["contributions"]["ok"] == 0
+    assert {row[3] for row in run.rows("syncs", "step", "worker", "version", "status")} == {
+        "dropped"
+    }
+    none = train(faulty(method, {"kind": "drop", "probability": 1.0}, steps=3))
+    assert run.summary["parameters_sha256"] == none.summary["parameters_sha256"]
+    assert run.summary["unsynced_steps"] == 12
+
+
+def test_drops_replay_and_do_not_depend_on_the_host() -> None:
+    """The same seed gives the same run in any order of answers; another seed another one."""
+    one = faulty("diloco", {"kind": "drop", "probability": 0.5})
+    run = train(one)
+    assert_identical(run, train(one, shuffle=7))
+    other = train(one.model_copy(update={"seed": 1}))
+    assert run.rows("syncs", "status") != other.rows("syncs", "status")
+
+
+def test_a_dropped_worker_measures_from_the_current_value() -> None:
+    """DiLoCo with outer SGD(1), two workers, a scalar's worth of algebra: with everything of
+    worker 1 lost on the way down it keeps its own parameters, and its anchor is the shared value.
+    """
+    method = {"name": "local_sgd", "sync_every": 1, "payload_dtype": "fp64"}
+    drop = {"kind": "drop", "probability": 1.0, "direction": "down", "worker": 1}
+    parts = {
+        "cluster": cluster((1, 1), **INSTANT),
+        "model": "tests.helpers:build_float64",
+        "optimizer": {"name": "sgd", "lr": 0.1, **PLAIN},
+        "steps": 3,
+        "method": method,
+    }
+    run = train(experiment(faults=[drop], **parts))
+    kept, anchor = run.replicas[1].state.params, run.replicas[1].state.slots["anchor"]
+    shared = run.replicas[0].state.params
+    assert torch.equal(anchor, shared)
+    assert not torch.equal(kept, shared)
+    old = train(experiment(faults=[{**drop, "anchor": "last_received"}], **parts))
+    start = train(experiment(**{**parts, "steps": 1}, faults=[]))
+    assert not torch.equal(old.replicas[1].state.slots["anchor"], old.replicas[0].state.params)
+    assert start.error is None
+
+
+# ------------------------------------------------------------------------------- members by step
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize(
+    "replicas", [[[0, 2], [6, 4]], [[0, 4], [4, 1]], [[0, 1], [3, 3], [7, 2], [9, 4]]]
+)
+def test_replica_schedules_add_up_for_every_method(method: str, replicas: list[list[int]]) -> None:
+    """Workers come and go; steps, rounds, clocks and links all account for it."""
+    run = train(faulty(method, replicas=replicas))
+    assert run.error is None
+    must_add_up(run, 4)
+    alive = dict(replicas)
+    expected = []
+    count = 0
+    for step in range(12):
+        count = alive.get(step, count)
+        expected += [(step + 1, worker) for worker in range(count)]
+    assert run.rows("steps", "step", "worker") == expected
+    assert run.summary["tokens"] == len(expected) * prepare(faulty(method)).tokens_per_step
+
+
+@pytest.mark.parametrize("method", ["dense", "topk", "demo", "signsgd"])
+def test_who_joins_becomes_equal(method: str) -> None:
+    """Replicas that must stay equal are equal again at the end, optimizer included."""
+    run = train(faulty(method, replicas=[[0, 2], [5, 4]]))
+    first, *others = (replica.flat.params for replica in run.replicas)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_joiner_starts_when_the_others_are_there() -> None:
+    """Its first step begins when the last of them has done the step before."""
+    run = train(faulty("diloco", {"kind": "join", "worker": 3, "step": 6}))
+    rows = run.rows("steps", "worker", "step", "start_s", "end_s")
+    ends = [end for worker, step, _, end in rows if step == 6 and worker != 3]
+    start = next(start for worker, step, start, _ in rows if worker == 3 and step == 7)
+    assert start >= max(ends)
+    assert run.clocks[3].away_s == pytest.approx(start)
+
+
+def test_leaving_and_coming_back() -> None:
+    """An island leaves after step 3 and is back after step 8."""
+    leave = {"kind": "leave", "island": "b", "step": 3}
+    join = {"kind": "join", "island": "b", "step": 8}
+    run = train(faulty("dense", leave, join))
+    must_add_up(run, 4)
+    steps = [step for worker, step in run.rows("steps", "worker", "step") if worker == 2]
+    assert steps == [1, 2, 3, 9, 10, 11, 12]
+
+
+def test_nobody_left_ends_the_run_with_its_results() -> None:
+    """Everyone leaves: exit by RunError, complete up to there."""
+    run = train(faulty("diloco", {"kind": "leave", "step": 6}))
+    assert "nobody is left after step 6" in str(run.error)
+    assert max(run.rows("steps", "step")) == 6
+    must_add_up(run, 4)
+
+
+# ------------------------------------------------------------------------------------ bad payloads
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("how", ["nan", "inf", "scale", "flip", "truncate", "bits"])
+def test_bad_payloads_are_refused_or_passed_on(method: str, how: str) -> None:
+    """A wrong checksum or a number that is none is refused; wrong but possible numbers pass."""
+    run = train(faulty(method, {"kind": "corrupt", "how": how, "worker": 1}))
+    assert run.error is None
+    must_add_up(run, 4)
+    refused = run.summary["rejected_payloads"]
+    if how in ("nan", "inf", "truncate", "bits"):
+        assert refused == run.summary["syncs"]
+        assert {
+            row[0] for row in run.rows("events", "kind", "subject") if row[1] == "worker 1"
+        } == {"rejected"}
+    else:
+        assert refused == 0
+    assert run.summary["final_val_loss"] is not None
+
+
+def test_a_median_does_not_follow_one_bad_worker() -> None:
+    """Scaled by a million, one of four: the mean is lost, the median and trimmed mean are not."""
+    bad = {"kind": "corrupt", "how": "scale", "factor": 1e6, "worker": 1}
+    losses = {}
+    for policy in ({"mean": "mean"}, {"mean": "median"}, {"mean": "trimmed_mean", "trim": 0.25}):
+        losses[policy["mean"]] = train(faulty("diloco", bad, policy=policy)).summary[
+            "final_val_loss"
+        ]
+    good = train(faulty("diloco")).summary["final_val_loss"]
+    assert losses["mean"] is None or losses["mean"] > 2 * good
+    assert losses["median"] < 1.1 * good
+    assert losses["trimmed_mean"] < 1.1 * good
+
+
+# ------------------------------------------------------------------------------ quorum, deadline
+
+
+SLOW = {"kind": "slow", "factor": 3.0, "worker": 3}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize(
+    "policy", [{"quorum": 3}, {"deadline": "50 ms"}, {"deadline": "1.5 x median"}]
+)
+def test_rounds_by_the_clock_add_up_for_every_method(method: str, policy: dict[str, Any]) -> None:
+    """A slow worker is late; nothing hangs, and every round accounts for every worker."""
+    run = train(faulty(method, SLOW, policy=policy))
+    assert run.error is None
+    must_add_up(run, 4)
+    assert run.summary["contributions"]["late"] > 0
+
+
+def test_late_results_follow_the_rule() -> None:
+    """Dropped ones are wasted, others count in the next round, fully or discounted."""
+    runs = {
+        late: train(faulty("diloco", SLOW, policy={"quorum": 3, "late": late}))
+        for late in ("drop", "apply_next", "discount")
+    }
+    for run in runs.values():
+        assert run.error is None
+        must_add_up(run, 4)
+        assert run.summary["contributions"]["late"] > 0
+    wasted = {late: run.summary["wasted_bytes"] for late, run in runs.items()}
+    assert wasted["drop"] > wasted["apply_next"] == wasted["discount"]
+    assert len({run.summary["parameters_sha256"] for run in runs.values()}) == 3
+
+
+def test_a_quorum_of_everyone_is_the_policy_all() -> None:
+    """Same losses; times but for a ring that begins when all are ready, not as they become so."""
+    base = train(faulty("diloco"))
+    run = train(faulty("diloco", policy={"quorum": 4}))
+    assert run.rows("steps", "loss") == base.rows("steps", "loss")
+    assert run.summary["emulated_s"] == pytest.approx(base.summary["emulated_s"], rel=1e-4)
+    assert run.summary["parameters_sha256"] == base.summary["parameters_sha256"]
+
+
+def test_below_the_quorum_nothing_is_committed() -> None:
+    """Two halves that cannot reach each other: only the side with a quorum could commit; here
+    neither can, and after healing there is one history."""
+    cut = {"kind": "partition", "groups": [["a"], ["b"]], "from": "0 s", "to": "0.75 s"}
+    run = train(faulty("diloco", cut, policy={"quorum": 3, "deadline": "100 ms"}))
+    assert run.error is None
+    must_add_up(run, 4)
+    fates = [
+        (version, status)
+        for version, status in run.rows("syncs", "version", "status")
+        if version <= 1
+    ]
+    assert "ok" not in {status for _, status in fates}
+    assert run.summary["contributions"]["ok"] > 0
+
+
+# -------------------------------------------------------------------------------------- crashes
+
+WHERE = {
+    "before sending": 0.15,
+    "while gathering": 0.305,
+    "half-way through sending": 0.34,
+    "after sending": 0.45,
+    "during recovery": 0.16,
+}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("where", list(WHERE))
+@pytest.mark.parametrize("back", [True, False])
+def test_a_death_anywhere_hangs_nothing(method: str, where: str, back: bool) -> None:
+    """Whatever a worker was doing when it died, the others go on, and everything adds up."""
+    crash: dict[str, Any] = {"kind": "crash", "worker": 2, "at": f"{WHERE[where]} s"}
+    if back:
+        crash["downtime"] = "300 ms"
+    faults = [crash]
+    if where == "during recovery" and back:
+        faults.append({"kind": "crash", "worker": 2, "at": "0.47 s", "downtime": "100 ms"})
+    run = train(faulty(method, *faults, detect="50 ms"))
+    assert run.error is None
+    must_add_up(run, 4)
+    kinds = [kind for (kind,) in zip(run.rows("events", "kind"), strict=True)]
+    assert "crash" in kinds
+    assert ("rejoin" in kinds) == back
+
+
+def test_a_rejoiner_knows_what_the_others_know() -> None:
+    """Replicas that must stay equal are equal again after a death."""
+    crash = {"kind": "crash", "worker": 2, "at": "250 ms", "downtime": "500 ms"}
+    run = train(faulty("topk", crash, detect="50 ms"))
+    first, second, third, fourth = (replica.flat.params for replica in run.replicas)
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    assert torch.equal(first, fourth)
+
+
+def test_everyone_dies() -> None:
+    """The run ends with a clear message and complete results."""
+    run = train(faulty("diloco", {"kind": "crash", "at": "600 ms"}))
+    assert "nobody is left" in str(run.error)
+    must_add_up(run, 4)
+    assert run.rows("syncs", "status").count("ok") == 4
+
+
+def test_a_mean_time_between_failures() -> None:
+    """Workers die again and again and come back; the run ends."""
+    crash = {"kind": "crash", "mtbf": "500 ms", "downtime": "100 ms"}
+    run = train(faulty("diloco", crash, detect="10 ms", steps=30))
+    assert run.error is None
+    must_add_up(run, 4)
+    assert run.rows("events", "kind").count("crash") > 3
+
+
+# ------------------------------------------------------------------------------- any schedule
+
+
+def schedule(seed: int) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+    """A random method with random faults and a random policy."""
+    draw = Random(seed)
+    method = draw.choice(list(METHODS))
+    kinds: list[dict[str, Any]] = [
+        {
+            "kind": "straggler",
+            "jitter": draw.choice(["exponential", "gamma", "lognormal", "normal"]),
+        },
+        {"kind": "slow", "factor": draw.choice([1.5, 4.0]), "worker": draw.randrange(4)},
+        {"kind": "pause", "every": "300 ms", "lasting": "200 ms", "island": draw.choice("ab")},
+        {
+            "kind": "drop",
+            "probability": draw.choice([0.1, 0.5, 1.0]),
+            "direction": draw.choice(["both", "up", "down"]),
+        },
+        {
+            "kind": "corrupt",
+            "how": draw.choice(["nan", "scale", "flip", "truncate", "bits"]),
+            "probability": 0.3,
+        },
+        {"kind": "outage", "link": "ab", "from": "200 ms", "to": f"{draw.randint(201, 900)} ms"},
+        {"kind": "partition", "groups": [["a"], ["b"]], "from": "100 ms", "to": "500 ms"},
+        {
+            "kind": "crash",
+            "worker": draw.randrange(4),
+            "at": f"{draw.randint(0, 900)} ms",
+            "downtime": f"{draw.randint(1, 600)} ms",
+        },
+        {"kind": "crash", "mtbf": "800 ms", "downtime": "150 ms"},
+    ]
+    faults = draw.sample(kinds, draw.randint(1, 4))
+    parts: dict[str, Any] = {}
+    if any(fault["kind"] == "crash" for fault in faults):
+        parts["detect"] = draw.choice(["1 ms", "100 ms"])
+    policy = draw.choice(
+        [None, None, {"quorum": 2}, {"quorum": 3, "deadline": "80 ms"}, {"deadline": "2 x median"}]
+    )
+    timed = policy is not None or "detect" in parts
+    if policy is not None:
+        parts["policy"] = policy
+    elif draw.random() < 0.4 and not timed:
+        parts["replicas"] = draw.choice([[[0, 2], [5, 4]], [[0, 4], [7, 2]]])
+    parts["collective"] = draw.choice(["ring", "star", "hierarchical"])
+    return method, faults, parts
+
+
+def without_clashes(faults: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An outage beside a partition may say two things of one link: keep one of them."""
+    kinds = {fault["kind"] for fault in faults}
+    return [f for f in faults if not (f["kind"] == "outage" and "partition" in kinds)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_schedule_of_faults(seed: int) -> None:
+    """No hang, no traceback, laws 7 to 9, and the same again in another order of answers."""
+    method, faults, parts = schedule(seed)
+    one = faulty(method, *without_clashes(faults), seed=seed, **parts)
+    run = train(one)
+    if run.error is not None:
+        assert "nobody is left" in str(run.error)
+    must_add_up(run, 4)
+    if seed % 10 == 0:
+        assert_identical(run, train(one, shuffle=seed))
