@@ -9,11 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from islands.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from islands.bench import BenchResult
+    from islands.bench_network import NetworkBench
 
 app = typer.Typer(
     name="islands",
@@ -308,7 +312,9 @@ def scale_command(
     "--bandwidth 1Mbit/s,10Mbit/s,…,100Gbit/s",
 )
 def retime_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results of runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Result folders of runs.")
+    ],
     clusters: Annotated[
         list[str] | None,
         typer.Option(
@@ -341,7 +347,8 @@ def retime_command(
     delay: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME,TIME,…", help="Constant one-way delays, as --bandwidth: of each link."
+            metavar="TIME,TIME,…",
+            help="Constant one-way delays of each of these links, instead of its own.",
         ),
     ] = None,
     target_loss: Annotated[
@@ -432,6 +439,7 @@ def links_command(
 
 @app.command("bench", epilog="Example: islands bench --method dense --steps 2000 --repeats 3")
 def bench_command(
+    context: typer.Context,
     model: ModelOption = "decoder",
     workers: Annotated[int, typer.Option(help="Worker processes, on one island.")] = 4,
     method: Annotated[
@@ -443,22 +451,41 @@ def bench_command(
     steps: Annotated[int, typer.Option(help="Local steps of each worker.")] = 2000,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are shown.")] = 3,
     overrides: SetOption = None,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Time the emulated network alone; reads only --repeats."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Time islands beside a bare loop and a gloo program that train the same, on this machine."""
-    from islands.bench import bench
+    """Time islands beside a bare loop and a gloo program that train the same, on this machine.
+
+    With --network: the network's event loop beside simpy, a ring of 1,024 workers, and 1,000 flows
+    that share 20 links.
+    """
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     with exit_codes():
-        result = bench(
-            model=model or "decoder",
-            workers=workers,
-            method=method,
-            sync_every=sync_every,
-            steps=steps,
-            repeats=repeats,
-            overrides=overrides or (),
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-        )
+        result: BenchResult | NetworkBench
+        if network:
+            from islands.bench_network import bench_network
+
+            _refuse_others(context, "network", "repeats", "as_json")
+            result = bench_network(repeats=repeats, say=say)
+        else:
+            from islands.bench import bench
+
+            result = bench(
+                model=model or "decoder",
+                workers=workers,
+                method=method,
+                sync_every=sync_every,
+                steps=steps,
+                repeats=repeats,
+                overrides=overrides or (),
+                say=say,
+            )
     if as_json:
         _print_json(result.as_dict())
     else:
@@ -474,6 +501,15 @@ def _numbers(field: str, text: str | None, count: bool = False) -> Any:
     found = parse_yaml(f"[{text}]", field)
     single = count and isinstance(found, list) and len(found) == 1 and "," not in text
     return found[0] if single and isinstance(found, list) else found
+
+
+def _refuse_others(context: typer.Context, mode: str, *read: str) -> None:
+    """Refuse options of the command line that ``--mode`` does not read."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and option.name not in (mode, *read):
+            raise InputError(f"{mode}: it does not read {option.opts[0]}; leave that out")
 
 
 def _print_json(value: Any) -> None:

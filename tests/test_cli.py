@@ -33,7 +33,7 @@ SURFACE = {
     "retime": "--cluster --bandwidth --load --step-time --delay --target-loss --figure --json",
     "links": "--cluster --load --size --seed --json",
     "check": "--model --set --json",
-    "bench": "--model --workers --method --sync-every --steps --repeats --set --json",
+    "bench": "--model --workers --method --sync-every --steps --repeats --set --network --json",
 }
 
 

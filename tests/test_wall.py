@@ -30,7 +30,7 @@ from islands.network.pace import Paced, measure_pace
 from islands.network.topology import Site, Wire
 from islands.plan import Answer, Apply, PlanOp
 from islands.protocols import Workers
-from islands.trace import Bytes, Compute, End, Mark, Op, Receive, Send
+from islands.trace import Bytes, Compute, End, Op, Receive, Send
 
 #: How late a sleep ends, and what a look at the clock takes, in seconds.
 LATE_S, LOOK_S = 4e-4, 1e-5
@@ -172,16 +172,6 @@ def test_who_does_not_wait_is_told_when_it_is_due() -> None:
     timings, arrival, due_s = network.turn(0.0)
     assert (timings.syncs, arrival) == ([], None)
     assert due_s == pytest.approx(1.75, abs=1e-4)
-
-
-def test_the_end_is_due_too() -> None:
-    """After the last result comes a step of 1 s: the run lasts as long as its workers."""
-    clock = FakeClock()
-    network = gathering(pair(), 0.5, clock)
-    network.extend([*STEP, *rounds(1), (0, Mark(2)), *ENDS])
-    assert len(network.turn(inf)[0].syncs) == 2
-    assert network.turn(inf)[2] == inf
-    assert clock.passed_s == pytest.approx(1.5, abs=2 * LOOK_S)
 
 
 def test_an_arrival_is_held_back_and_time_stands_still_behind_it() -> None:
@@ -459,6 +449,7 @@ def test_a_link_cut_for_good_ends_the_run(clock: str, method: str) -> None:
     """Exit code 1, the link's name and the moment in the message, and the results up to there."""
     cut = cluster((1, 1))
     cut["links"][0]["windows"] = [{"from": "1 s", "bandwidth": "cut"}]
+    cut["links"][0]["background"] = {"load": 0.3, "size": "1 MB"}
     on_clock = {"clock": clock} | ({"time_scale": 1e-6} if clock == "wall" else {})
     how = {"name": method} | ({"sync_every": 3} if method != "dense" else {})
     run = train(experiment(cluster=cut, method=how, steps=40, **on_clock))
@@ -469,6 +460,10 @@ def test_a_link_cut_for_good_ends_the_run(clock: str, method: str) -> None:
     assert 0 < run.summary["steps"] < 40
     assert run.tables["syncs"].num_rows > 0
     assert run.tables["events"].num_rows == 0
+    for link, totals in run.summary["links"].items():  # counted once, other jobs' bytes too
+        rows = run.rows("transfers", "link", "bytes")
+        assert totals["bytes"] == sum(size for name, size in rows if name == link)
+    assert run.summary["links"]["ab:a>b"]["background_bytes"] > 0
 
 
 # --- settings

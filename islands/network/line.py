@@ -128,12 +128,10 @@ class Line:
         self._ready_s = max(self._ready_s, ready_s)
         return self._ready_s
 
-    def cut(self, time_s: float) -> str:
-        """Why a transfer that started at ``time_s`` waits for ever."""
-        return (
-            f"link {self.link.name} is cut for good: "
-            f"a transfer that was to start at {format_seconds(time_s)} would wait for ever"
-        )
+    def cut(self, time_s: float | None) -> str:
+        """Why a transfer waits for ever that was to be served at ``time_s``, or is under way."""
+        when = "under way" if time_s is None else f"that is ready at {format_seconds(time_s)}"
+        return f"link {self.link.name} is cut for good: a transfer {when} would wait for ever"
 
     def ended(self, ended: TraceEnded) -> str:
         """Why it is not known how the link goes on."""

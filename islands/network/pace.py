@@ -79,8 +79,6 @@ class Paced:
         self._held: list[tuple[float, int, SyncTiming | _Crossing]] = []  # a heap by moment
         self._count = 0  # keeps what has the same moment in its order
         self._arrival: Arrival | None = None
-        self._running = timeline.topology.workers
-        self._last_s = 0.0  # the moment when the last worker ends
         self._wan = {link.name for link in timeline.topology.links}
         self._rates: dict[str, list[float]] = {}  # link -> bytes, seconds asked, seconds taken
         self._lags, self._lag_s, self._lag_max_s = 0, 0.0, 0.0
@@ -91,7 +89,6 @@ class Paced:
         """More operations, as (worker, operation), in each worker's own order."""
         if self._start is None:
             self._start = self._now()
-        self._running -= sum(isinstance(op, End) for _, op in ops)
         self._timeline.extend(ops)
 
     def reply(self, worker: int, fragment: int, version: int, nbytes: int, itemsize: int) -> None:
@@ -115,7 +112,7 @@ class Paced:
         while not (syncs := self._let_out()):
             deadline = self._deadline(self._next_s())
             if deadline <= self._now() or deadline == inf:
-                break  # an arrival or the end is due, or nothing is held back
+                break  # an arrival is due, or nothing is held back
             self._sleep_until(min(deadline, until))
             if deadline > until:
                 break
@@ -141,7 +138,6 @@ class Paced:
             self._hold(sync.passed_s, sync)
         for crossing, last_s in self._crossings(found.transfers):
             self._hold(last_s, crossing)
-        self._last_s = max(clock.clock_s for clock in found.clocks)
 
     def _hold(self, moment_s: float, what: SyncTiming | _Crossing) -> None:
         self._count += 1
@@ -194,8 +190,6 @@ class Paced:
         moments = [self._held[0][0]] if self._held else []
         if self._arrival is not None:
             moments.append(self._arrival.time_s)
-        if not moments and not self._running:
-            return self._last_s if self._deadline(self._last_s) > self._now() else inf
         return min(moments, default=inf)
 
     def _deadline(self, moment_s: float) -> float:
