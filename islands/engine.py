@@ -386,8 +386,8 @@ class Engine:
         if event is None and self._busy:
             self._take_answers(False, due_s)
             return
-        if event is None and (due_s < inf or timings.syncs or self._stalled):
-            return  # somebody can go on, now or when the wall clock is there
+        if event is None and (due_s < inf or self._stalled):
+            return  # a moment that the wall clock has yet to reach, or none any more
         while self._passed and (event is None or self._passed[0][1] < event.time_s):
             step, _ = self._passed.popleft()
             self._agenda.popleft()

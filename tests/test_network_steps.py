@@ -193,6 +193,14 @@ def test_a_cut_stops_what_is_in_flight() -> None:
     assert cut.mean() == 10.0
 
 
+def test_the_last_bits_of_a_transfer_do_not_wait_for_the_end_of_a_cut() -> None:
+    """What is to be through when a cut begins is through, though no float is its exact start."""
+    steps = Steps((0.0, 7.1), (1e9 / 3, 1e9 / 7), windows=(Window(12.3, inf, None, 0.0),))
+    for tenth in range(1, 200):
+        amount = tenth * 1e7 / 1.7
+        assert steps.finish(steps.begin(12.3, amount), amount) == pytest.approx(12.3, rel=1e-15)
+
+
 def test_nothing_for_ever_is_found_out() -> None:
     """Also where trace and window of different periods cover each other for good."""
     assert Steps.constant(0.0).finish(3.0, 1.0) == inf

@@ -109,15 +109,13 @@ class Paced:
         found = self._timeline.take()
         self._hold_back(found)
         until = self._now() + hold_s
-        while not (syncs := self._let_out()):
+        while True:
+            now = self._now()  # one moment for both: whatever precedes an arrival is out before it
+            found.syncs, arrival = self._let_out(now), self._take_arrival(now)
             deadline = self._deadline(self._next_s())
-            if deadline <= self._now() or deadline == inf:
-                break  # an arrival is due, or nothing is held back
+            if found.syncs or arrival is not None or deadline == inf or now >= until:
+                return found, arrival, max(0.0, deadline - now)
             self._sleep_until(min(deadline, until))
-            if deadline > until:
-                break
-        found.syncs = syncs
-        return found, self._take_arrival(), self._due_s()
 
     def end(self) -> Timings:
         """The run is over, finished or not: the final totals, the pace, and what was still held
@@ -154,12 +152,11 @@ class Paced:
             crossing = _Crossing(link, sum(row.bytes for row in parts), first_s)
             yield crossing, max(row.last_delivered_s for row in parts)
 
-    def _let_out(self) -> list[SyncTiming]:
+    def _let_out(self, now: float) -> list[SyncTiming]:
         """The deliveries whose moment has come."""
         syncs: list[SyncTiming] = []
-        while self._held and (deadline := self._deadline(self._held[0][0])) <= self._now():
+        while self._held and (late_s := now - self._deadline(self._held[0][0])) >= 0:
             moment_s, _, what = heappop(self._held)
-            late_s = self._now() - deadline
             if isinstance(what, SyncTiming):
                 self._note_lag(late_s)
                 syncs.append(what)
@@ -170,11 +167,12 @@ class Paced:
                 totals[:] = (totals[0] + what.bytes, totals[1] + asked_s, totals[2] + taken_s)
         return syncs
 
-    def _take_arrival(self) -> Arrival | None:
+    def _take_arrival(self, now: float) -> Arrival | None:
+        """The arrival, if its moment has come."""
         arrival = self._arrival
-        if arrival is None or (deadline := self._deadline(arrival.time_s)) > self._now():
+        if arrival is None or (late_s := now - self._deadline(arrival.time_s)) < 0:
             return None
-        self._note_lag(self._now() - deadline)
+        self._note_lag(late_s)
         self._arrival = None
         return arrival
 
@@ -195,9 +193,6 @@ class Paced:
     def _deadline(self, moment_s: float) -> float:
         start = self._now() if self._start is None else self._start
         return start + moment_s * self._time_scale
-
-    def _due_s(self) -> float:
-        return max(0.0, self._deadline(self._next_s()) - self._now())
 
     def _sleep_until(self, deadline: float) -> None:
         while (left_s := deadline - self._now()) > 0:
@@ -232,12 +227,12 @@ def measure_pace(
     )
     began = now()
     ready = [(0, 0), (1, 0)]  # workers, and the versions that they have
-    while ready:
+    left = 2 * transfers
+    while left:
         for worker, version in ready:
             send = Send(0, version + 1, version, Bytes(values=nbytes), 1)
-            paced.extend([(worker, send), (worker, Receive(0, version + 1))])
-        syncs = paced.turn(inf)[0].syncs
-        ready = [(s.worker, s.version) for s in syncs]
-        paced.extend([(worker, End()) for worker, version in ready if version == transfers])
-        ready = [(worker, version) for worker, version in ready if version < transfers]
+            ops = (send, Receive(0, version + 1)) if version < transfers else (End(),)
+            paced.extend([(worker, op) for op in ops])
+        ready = [(sync.worker, sync.version) for sync in paced.turn(inf)[0].syncs]
+        left -= len(ready)
     return transfers * nbytes / bytes_per_s, now() - began

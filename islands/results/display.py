@@ -283,9 +283,13 @@ def _time_rows(summary: Summary) -> Iterator[Row]:
 
 
 def _byte_rows(summary: Summary) -> Iterator[Row]:
+    if summary.get("chosen_collective"):
+        why = summary["chosen_collective"].split(": ", 2)[-1]
+        yield "bytes", "collective", summary["collective"], f"the quickest: {why}"
     rounds = _plural(summary["syncs"], "round")
     payload = exact_bytes(summary["payload_bytes_per_sync"])
-    yield "bytes", "payload per sync", payload, f"from each worker in each of {rounds}"
+    section = "" if summary.get("chosen_collective") else "bytes"
+    yield section, "payload per sync", payload, f"from each worker in each of {rounds}"
     yield "", "payload per step", exact_bytes(summary["payload_bytes_per_step"]), ""
     if summary["workers"] == 1:
         yield "", "wire per step", exact_bytes(0), "nobody to synchronise with"
