@@ -14,6 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from islands.errors import InputError, RunError
+from islands.options import (
+    AddressOption,
+    ClusterOption,
+    ConfigOption,
+    DataOption,
+    FigureOption,
+    InProcessOption,
+    JsonOption,
+    MethodOption,
+    MethodsOption,
+    ModelOption,
+    QuietOption,
+    SetOption,
+    StepsOption,
+)
 
 if TYPE_CHECKING:
     from islands.bench import BenchResult
@@ -29,57 +44,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", metavar="FILE|NAME", help="A shipped cluster or a file.")
-]
-MethodOption = Annotated[
-    str | None,
-    typer.Option("--method", metavar="NAME", help="A method, or package.module:Class."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="A model, or package.module:build.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. method.sync_every=10."
-    ),
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="An experiment file to start from.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="NAME|FILES", help="python-docs, or a path or glob of text files."
-    ),
-]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="Local steps of each worker.")]
-MethodsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        metavar="NAME[:KEY=VALUE,…]",
-        help="A method and its settings; give it several times.",
-    ),
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--address", metavar="HOST:PORT", help="A Ray cluster; default RAY_ADDRESS or a local one."
-    ),
-]
-InProcessOption = Annotated[
-    bool, typer.Option("--in-process", help="Without Ray, in this process; same results.")
-]
-FigureOption = Annotated[
-    Path | None, typer.Option("--figure", metavar="FILE.png", help="Also draw a picture.")
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")
-]
 
 
 @app.command(
@@ -427,10 +391,10 @@ def links_command(
     How long a newcomer waits in a queue at each load, beside the Pollaczek-Khinchine value, and how
     long collectives take on a cluster, beside the alpha-beta model.
     """
-    from islands.links import check_links, print_links
+    from islands.links import check_links, print_links, read_loads
 
     with exit_codes():
-        found = check_links(cluster, _numbers("load", load), size, seed)
+        found = check_links(cluster, read_loads(load), size, seed)
     if as_json:
         _print_json(found.as_dict())
     else:

@@ -305,3 +305,18 @@ def test_bytes_that_a_formula_gives_are_shown_exactly() -> None:
     shown = [exact_bytes(count) for count in (0, 322.56, 1612.8, 16128, 99_999)]
     assert shown == ["0 B", "322.56 B", "1,612.80 B", "16,128 B", "99,999 B"]
     assert exact_bytes(31_653_888) == "31.7 MB"
+
+
+@pytest.mark.parametrize(
+    ("link", "path"),
+    [
+        ("backbone", "backbone"),
+        ("uplink:a", "islands.a.uplink"),
+        ("default:a>b", "default_link"),
+        ("atlantic:a>b", "links.atlantic"),
+    ],
+)
+def test_the_next_command_names_what_the_cluster_file_has(link: str, path: str) -> None:
+    """Also where the busiest line is no link of a pair."""
+    text = final(links={link: LINK})
+    assert f"cluster.{path}.bandwidth=10 Mbit/s" in text
