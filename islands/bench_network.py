@@ -21,7 +21,7 @@ from functools import partial
 from importlib import import_module
 from math import inf
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -30,7 +30,7 @@ from rich.table import Table
 from islands.clock import FixedSteps
 from islands.errors import InputError, RunError
 from islands.network import Site, Timeline, Topology, Wire
-from islands.network.fabric import Chain, Fabric
+from islands.network.fabric import Chain, Fabric, Transfer
 from islands.network.fair import FairShare
 from islands.network.topology import Hop
 from islands.rng import generator
@@ -41,6 +41,8 @@ WIDTH = 80
 RATE, DELAY_S, SIZE, LOAD = 125e6, 0.065, 1e6, 0.9
 #: The ring: 100 MB of two-byte values per worker.
 PAYLOAD, ITEMSIZE = 100_000_000, 2
+#: When each transfer over the one link is delivered, and how long all of them queued; seconds.
+Served: TypeAlias = tuple[list[float], float]
 #: No flow crosses more links than this.
 MOST_HOPS = 4
 
@@ -162,7 +164,9 @@ def bench_network(
         say(f"repeat {repeat + 1} of {repeats}")
         ours = timed("islands_s", partial(over_fabric, ready, sizes))
         theirs = timed("simpy_s", partial(over_simpy, simpy, ready, sizes))
-        if not np.allclose(ours, theirs, rtol=1e-9, atol=0.0):
+        if not all(
+            np.allclose(a, b, rtol=1e-9, atol=0.0) for a, b in zip(ours, theirs, strict=True)
+        ):
             raise RunError("the event loop and simpy deliver the same transfers at other moments")
         timeline = Timeline(ring, FixedSteps((0.0,) * workers), "all_reduce", vectorise=True)
         timed("ring_s", partial(all_reduce, timeline))
@@ -203,52 +207,56 @@ def _transfers(count: int) -> tuple[list[float], list[int]]:
 
 class _Feed:
     """Owns all transfers of one link: sends each as the one before has had its turn, and remembers
-    when it arrives. The event loop then has one event at a time, as simpy has a few."""
+    when it arrives. So the event loop holds one event at a time, as a run does per member."""
 
     final_phase = -1  # nobody waits for a sender's port
 
-    def __init__(self, fabric: Fabric, ready: Sequence[float], sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        send: Callable[[float, int, Transfer], None],
+        ready: Sequence[float],
+        sizes: Sequence[int],
+    ) -> None:
         self.first_s = [inf]
         self.last_s = [0.0]
         self.queued_s = [0.0]
         self.delivered_s = [0.0] * len(ready)
-        self._send = fabric.send
-        self._ready = ready
-        self._sizes = sizes
+        self._send = send
+        self._transfers = enumerate(zip(ready, sizes, strict=True))
         self._path = (Hop(0, RATE, DELAY_S),)
-
-    def send(self, number: int) -> None:
-        """Hand one transfer over."""
-        time_s = self._ready[number]
-        chain = [time_s, 0.0, 0.0, 0.0, 0.0]
-        transfer = (self._path, self._sizes[number], self, 0, number, 0, chain)
-        self._send(time_s, number, transfer)
 
     def left(self, lane: int, finish_s: float, chain: Chain) -> None:
         """Never called: no phase is the final one."""
 
     def delivered(self, lane: int, phase: int, time_s: float, chain: Chain) -> None:
-        """Called when everything about the transfer is decided, at its ready time."""
+        """Called at the transfer's ready time, when everything about it is decided."""
         self.delivered_s[lane] = time_s
-        if lane + 1 < len(self._ready):
-            self.send(lane + 1)
+        self.send()
+
+    def send(self) -> None:
+        """Hand the next transfer over, if there is one."""
+        for number, (ready_s, size) in self._transfers:
+            chain = [ready_s, 0.0, 0.0, 0.0, 0.0]
+            self._send(ready_s, number, (self._path, size, self, 0, number, 0, chain))
+            return
 
 
-def over_fabric(ready: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """When the event loop delivers transfers that all cross one FIFO link; seconds."""
+def over_fabric(ready: Sequence[float], sizes: Sequence[int]) -> Served:
+    """Transfers that all cross one FIFO link, in the event loop."""
     sites = [Site("a", 1, inf, 0.0), Site("b", 1, inf, 0.0)]
     fabric = Fabric(Topology.build(sites, [Wire("link", ("a", "b"), RATE, DELAY_S)]))
-    feed = _Feed(fabric, ready, sizes)
-    feed.send(0)
+    feed = _Feed(fabric.send, ready, sizes)
+    feed.send()
     fabric.run()
-    return feed.delivered_s
+    return feed.delivered_s, feed.queued_s[0]
 
 
-def over_simpy(simpy: Any, ready: Sequence[float], sizes: Sequence[int]) -> list[float]:
+def over_simpy(simpy: Any, ready: Sequence[float], sizes: Sequence[int]) -> Served:
     """The same as its users write it: a source, a process per transfer, a resource for the link."""
     environment = simpy.Environment()
     link = simpy.Resource(environment, capacity=1)
     delivered_s = [0.0] * len(ready)
+    queued_s = 0.0
 
     def source() -> Any:
         for number, (time_s, size) in enumerate(zip(ready, sizes, strict=True)):
@@ -256,15 +264,18 @@ def over_simpy(simpy: Any, ready: Sequence[float], sizes: Sequence[int]) -> list
             environment.process(transfer(number, size))
 
     def transfer(number: int, size: int) -> Any:
+        nonlocal queued_s
+        ready_s = environment.now
         with link.request() as turn:
             yield turn
+            queued_s += environment.now - ready_s
             yield environment.timeout(size / RATE)
         yield environment.timeout(DELAY_S)
         delivered_s[number] = environment.now
 
     environment.process(source())
     environment.run()
-    return delivered_s
+    return delivered_s, queued_s
 
 
 # --- the ring and the shared links ----------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import isinf
+from math import isinf, isnan
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from islands.compression import itemsize
 from islands.config import Experiment, load_experiment
 from islands.data import load_corpus
 from islands.errors import InputError
+from islands.fields import MEASURED
 from islands.job import compute_model
 from islands.lines import CUT, Line, Trace, Window
 from islands.models import build_model, must_have_shapes
@@ -196,7 +197,7 @@ def print_description(found: dict[str, Any], console: Console | None = None) -> 
         table.add_row(
             island["name"],
             str(island["workers"]),
-            format_seconds(island["step_s"]),
+            MEASURED if isnan(island["step_s"]) else format_seconds(island["step_s"]),
             format_bandwidth(island["lan_bytes_per_s"]),
             format_seconds(island["lan_delay_s"]),
         )

@@ -9,11 +9,31 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from islands.errors import InputError, RunError
+from islands.options import (
+    AddressOption,
+    ClusterOption,
+    ConfigOption,
+    DataOption,
+    FaultOption,
+    FigureOption,
+    InProcessOption,
+    JsonOption,
+    MethodOption,
+    MethodsOption,
+    ModelOption,
+    QuietOption,
+    SetOption,
+    StepsOption,
+)
+
+if TYPE_CHECKING:
+    from islands.bench import BenchResult
+    from islands.bench_network import NetworkBench
 
 app = typer.Typer(
     name="islands",
@@ -25,65 +45,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", metavar="FILE|NAME", help="A shipped cluster or a file.")
-]
-MethodOption = Annotated[
-    str | None,
-    typer.Option("--method", metavar="NAME", help="A method, or package.module:Class."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="A model, or package.module:build.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. method.sync_every=10."
-    ),
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="An experiment file to start from.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="NAME|FILES", help="python-docs, or a path or glob of text files."
-    ),
-]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="Local steps of each worker.")]
-MethodsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        metavar="NAME[:KEY=VALUE,…]",
-        help="A method and its settings; give it several times.",
-    ),
-]
-FaultOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fault",
-        metavar="KIND:KEY=VALUE,…",
-        help="Something that goes wrong, e.g. drop:probability=0.5; give it several times.",
-    ),
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--address", metavar="HOST:PORT", help="A Ray cluster; default RAY_ADDRESS or a local one."
-    ),
-]
-InProcessOption = Annotated[
-    bool, typer.Option("--in-process", help="Without Ray, in this process; same results.")
-]
-FigureOption = Annotated[
-    Path | None, typer.Option("--figure", metavar="FILE.png", help="Also draw a picture.")
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="The result as JSON on stdout, and nothing else there.")
-]
 
 
 @app.command(
@@ -318,7 +279,9 @@ def scale_command(
     "--bandwidth 1Mbit/s,10Mbit/s,…,100Gbit/s",
 )
 def retime_command(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="Results of runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Result folders of runs.")
+    ],
     clusters: Annotated[
         list[str] | None,
         typer.Option(
@@ -351,7 +314,8 @@ def retime_command(
     delay: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME,TIME,…", help="Constant one-way delays, as --bandwidth: of each link."
+            metavar="TIME,TIME,…",
+            help="Constant one-way delays of each of these links, instead of its own.",
         ),
     ] = None,
     target_loss: Annotated[
@@ -430,10 +394,10 @@ def links_command(
     How long a newcomer waits in a queue at each load, beside the Pollaczek-Khinchine value, and how
     long collectives take on a cluster, beside the alpha-beta model.
     """
-    from islands.links import check_links, print_links
+    from islands.links import check_links, print_links, read_loads
 
     with exit_codes():
-        found = check_links(cluster, _numbers("load", load), size, seed)
+        found = check_links(cluster, read_loads(load), size, seed)
     if as_json:
         _print_json(found.as_dict())
     else:
@@ -442,6 +406,7 @@ def links_command(
 
 @app.command("bench", epilog="Example: islands bench --method dense --steps 2000 --repeats 3")
 def bench_command(
+    context: typer.Context,
     model: ModelOption = "decoder",
     workers: Annotated[int, typer.Option(help="Worker processes, on one island.")] = 4,
     method: Annotated[
@@ -453,22 +418,41 @@ def bench_command(
     steps: Annotated[int, typer.Option(help="Local steps of each worker.")] = 2000,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are shown.")] = 3,
     overrides: SetOption = None,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Time the emulated network alone; reads only --repeats."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Time islands beside a bare loop and a gloo program that train the same, on this machine."""
-    from islands.bench import bench
+    """Time islands beside a bare loop and a gloo program that train the same, on this machine.
+
+    With --network: the network's event loop beside simpy, a ring of 1,024 workers, and 1,000 flows
+    that share 20 links.
+    """
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     with exit_codes():
-        result = bench(
-            model=model or "decoder",
-            workers=workers,
-            method=method,
-            sync_every=sync_every,
-            steps=steps,
-            repeats=repeats,
-            overrides=overrides or (),
-            say=lambda text: print(text, file=sys.stderr, flush=True),
-        )
+        result: BenchResult | NetworkBench
+        if network:
+            from islands.bench_network import bench_network
+
+            _refuse_others(context, "network", "repeats", "as_json")
+            result = bench_network(repeats=repeats, say=say)
+        else:
+            from islands.bench import bench
+
+            result = bench(
+                model=model or "decoder",
+                workers=workers,
+                method=method,
+                sync_every=sync_every,
+                steps=steps,
+                repeats=repeats,
+                overrides=overrides or (),
+                say=say,
+            )
     if as_json:
         _print_json(result.as_dict())
     else:
@@ -484,6 +468,15 @@ def _numbers(field: str, text: str | None, count: bool = False) -> Any:
     found = parse_yaml(f"[{text}]", field)
     single = count and isinstance(found, list) and len(found) == 1 and "," not in text
     return found[0] if single and isinstance(found, list) else found
+
+
+def _refuse_others(context: typer.Context, mode: str, *read: str) -> None:
+    """Refuse options of the command line that ``--mode`` does not read."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and option.name not in (mode, *read):
+            raise InputError(f"{mode}: it does not read {option.opts[0]}; leave that out")
 
 
 def _print_json(value: Any) -> None:

@@ -11,7 +11,6 @@ from islands.rounds import Admission
 from islands.schedule import Action, Due
 from islands.trace import Compute, End, Mark, Pass
 
-
 #: When a worker hands over its parameters. A Mark and a Pass of one step are two moments, but as
 #: tuples they are equal.
 Moment: TypeAlias = tuple[str, int]

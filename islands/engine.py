@@ -206,8 +206,6 @@ class Engine:
             late = time.monotonic() - self._handed_over > BATCH_S
             if late or len(self._ops) >= BATCH_OPS:
                 self._hand_over()
-        while self._wall and self._let_out(HOLD_S)[2] < inf:  # the last moment is yet to come
-            self._must_go_on()
         self.settle()
         self._must_go_on(stop=False)
         if self._roster.last_step < self._steps:

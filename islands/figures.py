@@ -170,8 +170,8 @@ def draw_scaling(found: Scaling, path: Path) -> None:
 
 
 def draw_retiming(found: Retiming, path: Path) -> None:
-    """Compute utilisation against the bandwidth of the links between islands, a line per run and
-    network. Raises InputError if no bandwidth was swept."""
+    """Compute utilisation against the bandwidth of the links between islands: a colour per run, a
+    dash per network. Raises InputError if no bandwidth was swept."""
     swept = [row for row in found.rows if row["bytes_per_s"] and np.isfinite(row["bytes_per_s"])]
     if not swept:
         raise InputError(
@@ -182,15 +182,18 @@ def draw_retiming(found: Retiming, path: Path) -> None:
     axis = figure.subplots()
     short = labels(swept)
     keys = [key for key in differing(swept) if key != "bandwidth"]
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in swept:
         name, method = short[row["folder"]], row["method"]
         run = name if method in name else f"{name} ({method})"
-        label = ", ".join(filter(None, (run, network_text(row, keys))))
         share = row["compute_utilization"] or 0.0  # a run that stalls gets nowhere
-        lines.setdefault(label, []).append((8 * row["bytes_per_s"], 100 * share))
-    for n, (label, points) in enumerate(lines.items()):
-        colour, dash = COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)]
+        points = lines.setdefault((run, network_text(row, keys)), [])
+        points.append((8 * row["bytes_per_s"], 100 * share))
+    known, networks = (list(dict.fromkeys(part)) for part in zip(*lines, strict=True))
+    for (run, network), points in lines.items():
+        colour = COLOURS[known.index(run) % len(COLOURS)]
+        dash = DASHES[networks.index(network) % len(DASHES)]
+        label = f"{run}, {network}" if network else run
         rates, shares = zip(*sorted(points), strict=True)
         axis.plot(rates, shares, color=colour, label=label, linestyle=dash, marker=".")
     axis.set_xscale("log")

@@ -354,11 +354,31 @@ class Line(Part):
             )
 
     def _drains(self) -> None:
-        """Refuse a background that one transfer after the other, each capped, never gets done."""
+        """Refuse a background that never gets done: more than what the windows leave, or than one
+        transfer after the other, each capped, takes."""
         load = self.background
-        if load is None or self.queue == "fair" or isinf(self.max_rate_per_flow):
+        if load is None:
             return
-        given = load.load * _mean(self.bandwidth, _steps(self.bandwidth, []))
+        whole = _mean(self.bandwidth, _steps(self.bandwidth, []))
+        given = load.load * whole
+        left, where = whole, 0
+        for n, window in enumerate(self.windows):
+            if window.bandwidth is None:
+                continue
+            if window.to is None and window.bandwidth:  # a cut for good ends the run anyway
+                left, where = min(left, window.bandwidth), n
+            elif window.every is not None:
+                assert window.to is not None
+                share = (window.to - window.from_) / window.every
+                left, where = left - share * (whole - window.bandwidth), n
+        if given and given >= left:
+            raise FieldError(
+                f"windows.{where}",
+                f"leaves {format_bandwidth(left)} of the line in the long run, no more than the "
+                f"background of {format_bandwidth(given)}, whose queue would grow for ever",
+            )
+        if self.queue == "fair" or isinf(self.max_rate_per_flow):
+            return
         if given >= self.max_rate_per_flow:
             raise FieldError(
                 "max_rate_per_flow",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ from islands.trace import Bytes
 from islands.units import format_bytes, format_seconds, parse_size
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
+#: Beyond these an estimate to half a per cent would need more than 1e8 arrivals.
+LEAST_LOAD, MOST_LOAD = 0.01, 0.99
 #: Arrivals are drawn until the standard error is below this part of the theoretical value.
 RELATIVE_ERROR = 0.005
 
@@ -70,6 +73,35 @@ class LinkCheck:
         }
 
 
+def read_loads(text: str | None) -> list[float] | None:
+    """``0.1,0.3,…,0.9`` as a list; ``…`` goes on by the difference of the two values before it.
+
+    Raises InputError that names the field.
+    """
+    if text is None:
+        return None
+    found: list[Decimal] = []
+    open_end = False
+    for word in (part.strip() for part in text.split(",")):
+        if word in ("…", "..."):
+            if len(found) < 2 or found[-1] <= found[-2]:
+                raise InputError(f"load: {word!r} needs two growing values before it")
+            open_end = True
+            continue
+        try:
+            value = Decimal(word)
+        except InvalidOperation:
+            raise InputError(f"load: {word!r} is not a number; write for example 0.3,0.9") from None
+        step = found[-1] - found[-2] if open_end else Decimal(0)
+        while open_end and found[-1] + step < value:
+            found.append(found[-1] + step)
+        open_end = False
+        found.append(value)
+    if open_end:
+        raise InputError("load: nothing follows the ellipsis; say where it ends")
+    return [float(value) for value in found]
+
+
 def check_links(
     cluster: Cluster | str | None = None,
     loads: Sequence[float] | None = None,
@@ -91,6 +123,11 @@ def check_links(
         if isinstance(load, bool) or not isinstance(load, int | float) or not 0 <= load < 1:
             raise InputError(
                 f"load: {load!r} is no share from 0 to below 1; at 1 a queue grows for ever"
+            )
+        if load and not LEAST_LOAD <= load <= MOST_LOAD:
+            raise InputError(
+                f"load: {load!r} would take too many arrivals to settle; "
+                f"choose from {LEAST_LOAD} to {MOST_LOAD}"
             )
     if seed < 0:
         raise InputError(f"seed: {seed} is negative; write for example 0")

@@ -63,6 +63,10 @@ class Setting(NamedTuple):
 OWN = Setting()
 
 
+#: A swept load's transfers take a link for at least so long, in seconds.
+LEAST_BACKGROUND_S = 1e-3
+
+
 @dataclass(frozen=True)
 class Retiming:
     """``rows``: one per run and network. ``needs``: the bandwidth that a compute utilisation needs,
@@ -94,7 +98,8 @@ def retime(
         bandwidth: for example ``1Mbit/s,10Mbit/s,…,100Gbit/s``, a constant for every WAN link,
             access line and backbone; None: the cluster's own.
         load: for example ``0,0.3,0.6``: the share of each of these links that other jobs take, in
-            transfers of the link's own background size, else of the run's mean payload.
+            transfers of the link's own background size, else of the run's mean payload, but no
+            smaller than what the link carries in a millisecond.
         step_time: for example ``10ms,100ms``, for every local step; None: as recorded.
         delay: for example ``1ms,10ms``, a constant for each of these links; None: its own.
         target_loss: the validation loss to be reached; None: the run's own ``eval.target_loss``.
@@ -110,6 +115,8 @@ def retime(
         sweep("step_time", step_time, _parse_step_time, format_time),
         sweep("delay", delay, parse_time, format_time),
     )
+    if any(b.value == inf for b in bandwidths) and any(share.value for share in others[0]):
+        raise InputError(f"load: {load} of an unlimited bandwidth is no load; leave one out")
     changed = [n for n, v in (("bandwidth", bandwidth), ("load", load), ("delay", delay)) if v]
     known: dict[str, Recording] = {}
     trials = []
@@ -361,8 +368,9 @@ class _Trial:
             return None
         if link.background is not None:
             return replace(link.background, load=load)
-        size = self._run.payload_bytes
-        return Load(load, size) if size else None
+        # Other jobs' transfers are like ours, but none is so small that a run meets millions.
+        size = max(self._run.payload_bytes, LEAST_BACKGROUND_S * link.bytes_per_s)
+        return Load(load, size) if isfinite(size) else None
 
     def _time(self, batches: Batches, topology: Topology, step_s: float | None) -> _Timed:
         """A trace on a network. Raises InputError for a trace that does not fit together."""

@@ -144,7 +144,8 @@ class Rounds:
         the result without having contributed; ``late`` are weighted contributions to earlier
         rounds, which count if this one is committed. Of the workers ``expected``, which have not
         come yet, nothing is recorded now; those who are ``gone`` do not go on with the result.
-        ``donate`` names a worker that hands over what it then has, and the moment. Returns whether the round is committed.
+        ``donate`` names a worker that hands over what it then has, and the moment. Returns whether
+        the round is committed.
         """
         self.closed[fragment] += 1
         number = self.closed[fragment]
@@ -284,7 +285,7 @@ class Rounds:
                     fragment,
                     versions.get(w, number),
                     status.get(w, "absent"),
-                    number,
+                    versions[w] if self._method.timed else number,
                     passes=w not in gone,
                 )
                 for w in all_

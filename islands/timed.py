@@ -119,8 +119,8 @@ class TimedEngine(Engine):
         if event is None and self._busy:
             self._take_answers(False, due_s)
             return
-        if event is None and (due_s < inf or timings.syncs or self._stalled):
-            return  # somebody can go on, now or when the wall clock is there
+        if event is None and (due_s < inf or self._stalled):
+            return  # a moment that the wall clock has yet to reach, or none any more
         self._evaluate_passed(event)
         if event is None:
             if all(cursor.ended for cursor in self._cursors):

@@ -24,7 +24,8 @@ QUICK = ["--in-process", "--steps", "6", "--set", "eval.windows=4"]
 
 #: Every command and its options. Scripts depend on them: they grow only on purpose.
 SURFACE = {
-    "run": "--cluster --method --model --data --steps --seed --set --config --out --overwrite "
+    "run": "--cluster --method --model --data --steps --seed --set --fault --config --out "
+    "--overwrite "
     "--address --in-process --transfers --clock --time-scale --quiet --json",
     "compare": "--method --lr --seeds --target-loss --study --cluster --model --data --steps --set "
     "--config --out --overwrite --address --in-process --figure --quiet --json",
@@ -33,7 +34,7 @@ SURFACE = {
     "retime": "--cluster --bandwidth --load --step-time --delay --target-loss --figure --json",
     "links": "--cluster --load --size --seed --json",
     "check": "--model --set --json",
-    "bench": "--model --workers --method --sync-every --steps --repeats --set --json",
+    "bench": "--model --workers --method --sync-every --steps --repeats --set --network --json",
 }
 
 

@@ -127,6 +127,8 @@ def test_a_decision_takes_the_time_of_others() -> None:
 class Recorder:
     """Stands for a link's usage and keeps what it is told."""
 
+    finish_s = -1.0  # nothing follows it without a gap, so that everything is told
+
     def __init__(self) -> None:
         self.served: list[tuple[float, float]] = []
 

@@ -54,8 +54,12 @@ SUMMARY: dict[str, Any] = {
         "transmission_s": 0.02,
         "propagation_s": 3.53,
         "others_s": 2.0,
+        "away_s": 0.0,
     },
     "egress_cost": {},
+    "contributions": {"ok": 80, "late": 0, "dropped": 0, "rejected": 0, "absent": 0},
+    "wasted_bytes": 0,
+    "lost_s": {},
     "payload_bytes_per_sync": 10_752.0,
     "payload_bytes_per_step": 215.04,
     "wire_bytes_per_step": 322.56,
@@ -205,7 +209,7 @@ def test_the_final_table_shows_what_the_run_cost() -> None:
     assert "20 rounds" in row(text, "payload per sync")
     assert "322.56 B 50.0 x less than dense in bf16: 16,128 B" in row(text, "wire per step")
     assert row(text, "atlantic") == "atlantic:dublin>oregon 645 kB 5.16 ms <0.1 % 0.1 % 0.2 %"
-    assert row(text, "lan:dublin").endswith("0.0 %")
+    assert row(text, "lan:dublin").startswith("lan:dublin 645 kB 5.16 ms 0.0 %")
     assert "results runs/diloco-1\n" in text
 
 
@@ -305,3 +309,18 @@ def test_bytes_that_a_formula_gives_are_shown_exactly() -> None:
     shown = [exact_bytes(count) for count in (0, 322.56, 1612.8, 16128, 99_999)]
     assert shown == ["0 B", "322.56 B", "1,612.80 B", "16,128 B", "99,999 B"]
     assert exact_bytes(31_653_888) == "31.7 MB"
+
+
+@pytest.mark.parametrize(
+    ("link", "path"),
+    [
+        ("backbone", "backbone"),
+        ("uplink:a", "islands.a.uplink"),
+        ("default:a>b", "default_link"),
+        ("atlantic:a>b", "links.atlantic"),
+    ],
+)
+def test_the_next_command_names_what_the_cluster_file_has(link: str, path: str) -> None:
+    """Also where the busiest line is no link of a pair."""
+    text = final(links={link: LINK})
+    assert f"cluster.{path}.bandwidth=10 Mbit/s" in text

@@ -489,3 +489,18 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     assert "has 10,001 rows, more than 10,000" in problem(
         bandwidth={"file": str(tmp_path / "t.csv")}
     )
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"from": "0 s", "to": "9 s", "every": "10 s", "bandwidth": "cut"},
+        {"from": "1 s", "bandwidth": "400 kbit/s"},
+    ],
+)
+def test_a_background_that_never_drains_is_refused(window: dict[str, str]) -> None:
+    """What the windows leave in the long run must be more than the load, or a queue grows."""
+    line = {"bandwidth": "1 Mbit/s", "background": {"load": 0.5, "size": "10 kB"}}
+    Line.parse({**line, "windows": [{**window, "to": "2 s", "every": "10 s"}]})
+    with pytest.raises(InputError, match=r"windows\.0: leaves .*bit/s of the line in the long run"):
+        Line.parse({**line, "windows": [window]})

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from islands.cli import app
 from islands.cluster import Cluster, cluster_names
 from islands.errors import InputError
-from islands.links import LinkCheck, WaitRow, check_links, collective_rows, print_links
+from islands.links import LinkCheck, WaitRow, check_links, collective_rows, print_links, read_loads
 from islands.network import Site, Topology, Wire
 from islands.network.alpha_beta import (
     Message,
@@ -213,3 +213,14 @@ def test_a_boolean_is_no_load() -> None:
     """YAML reads `yes` as one; it must not pass as a number."""
     with pytest.raises(InputError, match="load: True"):
         check_links(loads=[True])
+
+
+def test_loads_may_go_on_by_an_ellipsis() -> None:
+    """``0.1,0.3,…,0.9`` counts up; what is no list of numbers is refused in one line."""
+    assert read_loads("0.1,0.3,…,0.9") == [0.1, 0.3, 0.5, 0.7, 0.9]
+    assert read_loads(None) is None
+    for text in ("0.3,,0.4", "abc", "0.1,…,0.9", "0.1,0.3,…"):
+        with pytest.raises(InputError, match="load: "):
+            read_loads(text)
+    with pytest.raises(InputError, match="choose from"):
+        check_links(loads=[0.999])

@@ -3,6 +3,7 @@ that ``auto`` stands for."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 from helpers import PROSE, Fragments, assert_identical, cluster, experiment, train
+from rich.console import Console
 from typer.testing import CliRunner
 
 import islands
 from islands import job as jobs
 from islands import probe
-from islands.check import describe
+from islands.check import describe, print_description
 from islands.cli import app
 from islands.comparison import compare
 from islands.config import Experiment
@@ -141,6 +143,11 @@ def test_check_measures_nothing(counted: list[float]) -> None:
     assert counted == []
     assert [island["workers"] for island in found["islands"]] == [1, 2]
     assert found["islands"][1]["step_s"] == 0.5
+    console = Console(width=80, file=io.StringIO())
+    print_description(found, console)
+    assert isinstance(console.file, io.StringIO)
+    row = next(line for line in console.file.getvalue().splitlines() if line.startswith("a "))
+    assert row.split()[1:3] == ["1", "measured"]
 
 
 def test_a_study_measures_each_method_once(counted: list[float], tmp_path: Path) -> None:
@@ -285,3 +292,8 @@ def test_a_run_says_what_it_chose(tmp_path: Path) -> None:
     written = Experiment.load(tmp_path / "run" / "experiment.yaml")
     assert f"collective: auto chose {written.collective}: " in result.stderr
     assert written.collective in ("ring", "star", "hierarchical")
+    summary = islands.Result.load(tmp_path / "run").summary
+    assert summary["collective"] == written.collective
+    assert summary["chosen_collective"] in result.stderr
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("bytes ")]
+    assert row.split()[1:4] == ["collective", written.collective, "the"]

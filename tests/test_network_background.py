@@ -15,7 +15,7 @@ from islands.errors import InputError
 from islands.network.background import Arrivals, FifoBackground, Load, lindley
 from islands.network.steps import Steps, Window
 from islands.network.usage import Usage
-from islands.network.waits import mean_wait, queue_waits
+from islands.network.waits import Cycles, mean_wait, queue_waits
 
 
 class Given(Arrivals):
@@ -285,6 +285,22 @@ def test_standard_errors_are_honest() -> None:
         off.append((measured - theory) / stderr)
     assert 0.7 < np.std(off) < 1.3
     assert abs(np.mean(off)) < 0.5
+
+
+@given(st.lists(st.integers(0, 400), max_size=6))
+@settings(deadline=None)
+def test_cycles_go_on_over_the_cuts_of_chunks(cuts: list[int]) -> None:
+    """Mean and standard error do not depend on how the waits come in."""
+    waits = np.maximum(np.sin(np.arange(400.0) ** 2), 0.0)
+    whole, parts = Cycles(), Cycles()
+    whole.add(waits)
+    for part in np.split(waits, sorted(cuts)):
+        parts.add(part)
+    assert parts.cycles == whole.cycles
+    assert parts.mean() == pytest.approx(whole.mean(), rel=1e-12)
+    # The plain ratio over complete cycles: the last one, from the last zero on, is left out.
+    last = int(np.flatnonzero(waits == 0)[-1])
+    assert whole.mean()[0] == pytest.approx(waits[:last].mean(), rel=1e-12)
 
 
 def test_the_notes_numbers() -> None:

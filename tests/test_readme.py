@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from islands.config import Experiment
+from islands.config import Cluster, Experiment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,10 +29,14 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "runs" / "diloco-1" / "summary.json").exists()
 
 
-def test_the_experiment_file_is_valid(tmp_path: Path) -> None:
-    """The README's YAML is an experiment file."""
-    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "experiment.yaml").write_text(text, encoding="utf-8")
+def test_the_files_are_valid(tmp_path: Path) -> None:
+    """The README's YAML blocks are a cluster file and an experiment file."""
+    files = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    for text in files:
+        name = "experiment" if "\nmethod:" in text else "cluster"
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    assert len(files) == 2
+    assert Cluster.load(tmp_path / "cluster.yaml").workers == 10
     experiment = Experiment.load(tmp_path / "experiment.yaml")
     assert experiment.cluster.workers == 4
     assert experiment.resolved().optimizer.lr == 3e-3

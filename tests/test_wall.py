@@ -1,7 +1,6 @@
-"""The wall clock: deliveries are held back to absolute deadlines, and nothing else changes.
+"""Runs on the wall clock: nobody has a result before it is delivered, and nothing else changes.
 
-Almost everything runs on a clock that passes only while somebody sleeps, so that moments are exact;
-its sleep ends late, as a real one does.
+The clock here passes only while somebody sleeps, so that moments are exact.
 """
 
 from __future__ import annotations
@@ -15,45 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from fake_clock import LATE_S, LOOK_S, FakeClock
 from helpers import INSTANT, EachArrival, Run, assert_identical, cluster, experiment, train
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from islands.clock import FixedSteps
 from islands.compression import Update
 from islands.engine import HOLD_S, Interrupted
 from islands.errors import InputError, RunError
 from islands.job import Job, prepare
-from islands.network import Arrival, Timeline, Timings, Topology, Wake
+from islands.network import Arrival, Timings
 from islands.network.emulation import LocalNetwork
-from islands.network.pace import Paced, measure_pace
-from islands.network.timed import Kill, Reply, WakeAt
-from islands.network.timed_timeline import TimedTimeline
-from islands.network.topology import Site, Wire
+from islands.network.pace import Paced
 from islands.plan import Answer, Apply, PlanOp
 from islands.protocols import Workers
-from islands.trace import Bytes, Compute, End, Mark, Op, Receive, Send
-
-#: How late a sleep ends, and what a look at the clock takes, in seconds.
-LATE_S, LOOK_S = 4e-4, 1e-5
-
-
-class FakeClock:
-    """Time that passes while somebody sleeps; a sleep of nothing still takes a moment."""
-
-    def __init__(self) -> None:
-        self.time_s = 100.0  # where a monotonic clock stands is of no meaning
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds >= 0
-        self.time_s += seconds + LATE_S if seconds else LOOK_S
-
-    @property
-    def passed_s(self) -> float:
-        return self.time_s - 100.0
 
 
 class Diverged(EachArrival):
@@ -66,222 +38,6 @@ def paced(job: Job, scale: float, clock: FakeClock) -> LocalNetwork:
     """The job's network on a clock of the test's own."""
     timeline = job.emulation().timeline()
     return LocalNetwork(Paced(timeline, scale, now=clock.now, sleep=clock.sleep))
-
-
-def pair(bytes_per_s: float = 1e6, delay_s: float = 0.0) -> Topology:
-    """Two islands of one worker each, LANs that take no time."""
-    sites = [Site(name, 1, inf, 0.0) for name in ("a", "b")]
-    return Topology.build(sites, [Wire("link", ("a", "b"), bytes_per_s, delay_s)])
-
-
-def gathering(topology: Topology, scale: float, clock: FakeClock) -> Paced:
-    """All-gathers of workers that take 1 s for a step."""
-    timeline = Timeline(topology, FixedSteps((1.0, 1.0)), "all_gather")
-    return Paced(timeline, scale, now=clock.now, sleep=clock.sleep)
-
-
-def rounds(count: int, size: int = 1_000_000, first: int = 1) -> list[tuple[int, Op]]:
-    """For both workers: a round of ``size`` bytes and a step, so many times."""
-    ops: list[tuple[int, Op]] = []
-    for version in range(first, first + count):
-        for worker in (0, 1):
-            ops.append((worker, Send(0, version, version, Bytes(values=size), 1)))
-            ops.append((worker, Receive(0, version)))
-            ops.append((worker, Compute(version, 1)))
-    return ops
-
-
-STEP: list[tuple[int, Op]] = [(0, Compute(0, 1)), (1, Compute(0, 1))]
-ENDS: list[tuple[int, Op]] = [(0, End()), (1, End())]
-
-
-# --- deadlines
-
-
-def test_deadlines_are_absolute() -> None:
-    """1,000 transfers of 0.8 ms, each handed in when the last one is out, with sleeps that end
-    0.4 ms late: not 1.2 s as sums of naps would give, but 0.8 s and one look at the clock."""
-    clock = FakeClock()
-    nominal_s, real_s = measure_pace(1000, 1000, 1.25e6, clock.now, clock.sleep)
-    assert nominal_s == pytest.approx(0.8)
-    assert 0.8 - 1e-9 <= real_s <= 0.8 + 2 * LOOK_S
-
-
-def test_long_transfers_are_slept_through() -> None:
-    """20 transfers of 0.8 s: as exact, and no more than a millisecond each awake."""
-    clock = FakeClock()
-    looks: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        clock.sleep(seconds)
-
-    nominal_s, real_s = measure_pace(20, 1_000_000, 1.25e6, clock.now, sleep)
-    assert (nominal_s, real_s) == (16.0, pytest.approx(16.0, abs=2 * LOOK_S))
-    assert looks.count(0.0) * LOOK_S <= 20 * 1e-3
-
-
-@settings(deadline=None)
-@given(
-    scale=st.floats(1e-3, 1e3),
-    sizes=st.lists(st.integers(1, 10**7), min_size=1, max_size=6),
-    hold=st.floats(0.05, 5.0),
-)
-def test_nothing_is_let_out_early_or_late(scale: float, sizes: list[int], hold: float) -> None:
-    """Any scale and sizes: each delivery comes at start + moment × scale, in their order, whatever
-    the slices in which somebody waits for it."""
-    clock, hold_s = FakeClock(), hold * scale
-    network = gathering(pair(), scale, clock)
-    ops = [op for n, size in enumerate(sizes) for op in rounds(1, size, first=n + 1)]
-    network.extend([*STEP, *ops, *ENDS])
-    moments: list[float] = []
-    while True:
-        before_s = clock.passed_s
-        timings, _, due_s = network.turn(hold_s)
-        assert clock.passed_s <= before_s + hold_s + LATE_S + 2 * LOOK_S
-        for sync in timings.syncs:
-            assert -1e-9 <= clock.passed_s - sync.passed_s * scale <= LATE_S + 2 * LOOK_S
-            moments.append(sync.passed_s)
-        if due_s == inf:
-            break
-    assert moments == sorted(moments)
-    assert len(moments) == 2 * len(sizes)
-    assert clock.passed_s >= max(moments) * scale - 1e-9
-
-
-def test_a_wait_is_bounded_and_goes_on_to_the_same_deadline() -> None:
-    """Due at 2 s: three waits of 0.9 s at the most end at 0.9, 1.8 and 2 s."""
-    clock = FakeClock()
-    network = gathering(pair(), 1.0, clock)
-    network.extend([*STEP, *rounds(1)])
-    ends, counts = [], []
-    for _ in range(3):
-        timings, _, due_s = network.turn(0.9)
-        ends.append(clock.passed_s)
-        counts.append((len(timings.syncs), due_s))
-    assert ends == pytest.approx([0.9, 1.8, 2.0], abs=2e-3)
-    assert [n for n, _ in counts] == [0, 0, 2]
-    assert [due for _, due in counts] == pytest.approx([1.1, 0.2, inf], abs=2e-3)
-
-
-def test_who_does_not_wait_is_told_when_it_is_due() -> None:
-    """Waiting for something else takes until then: 0.25 s after a turn without a wait, 1.75 s."""
-    clock = FakeClock()
-    network = gathering(pair(), 1.0, clock)
-    network.extend([*STEP, *rounds(1)])
-    assert network.turn(0.0)[2] == pytest.approx(2.0, abs=1e-4)
-    clock.time_s += 0.25
-    timings, arrival, due_s = network.turn(0.0)
-    assert (timings.syncs, arrival) == ([], None)
-    assert due_s == pytest.approx(1.75, abs=1e-4)
-
-
-def test_the_end_is_due_too() -> None:
-    """After the last result comes a step of 1 s: the run lasts as long as its workers."""
-    clock = FakeClock()
-    network = gathering(pair(), 0.5, clock)
-    network.extend([*STEP, *rounds(1), (0, Mark(2)), *ENDS])
-    assert len(network.turn(inf)[0].syncs) == 2
-    assert network.turn(inf)[2] == inf
-    assert clock.passed_s == pytest.approx(1.5, abs=2 * LOOK_S)
-
-
-def test_an_arrival_is_held_back_and_time_stands_still_behind_it() -> None:
-    """Rounds that close by the clock: 1 MB from the far worker is there at 2.25 s, not before, and
-    nothing later is simulated until it is answered."""
-    clock = FakeClock()
-    timeline = TimedTimeline(pair(delay_s=0.25), FixedSteps((5.0, 1.0)), "star")
-    network = Paced(timeline, 2.0, now=clock.now, sleep=clock.sleep)
-    for worker in (0, 1):
-        send = Send(0, 1, 1, Bytes(values=1_000_000), 1)
-        network.extend([(worker, op) for op in (Compute(0, 1), send, Receive(0, 1))])
-    assert network.turn(4.0)[1] is None
-    timings, arrival, _ = network.turn(4.0)
-    assert arrival is not None
-    assert (arrival.time_s, arrival.worker, timings.syncs) == (2.25, 1, [])
-    assert clock.passed_s == pytest.approx(4.5, abs=2 * LOOK_S)
-    network.act([Reply(1, 0, 1, 1_000_000, 1)])
-    (sync,) = network.turn(inf)[0].syncs
-    assert (sync.worker, sync.done_s) == (1, 3.5)
-    assert clock.passed_s == pytest.approx(7.0, abs=2 * LOOK_S)
-
-
-def test_the_dead_get_nothing_and_are_not_waited_for() -> None:
-    """Worker 1's answer would be there at 3.5 s; it dies at 3 s. The run ends at 5 s with worker 0,
-    and what worker 1 had sent and been sent counts all the same."""
-    clock = FakeClock()
-    timeline = TimedTimeline(pair(delay_s=0.25), FixedSteps((5.0, 1.0)), "star")
-    network = Paced(timeline, 1.0, now=clock.now, sleep=clock.sleep)
-    send = Send(0, 1, 1, Bytes(values=1_000_000), 1)
-    network.extend([(1, op) for op in (Compute(0, 1), send, Receive(0, 1), End())])
-    network.extend([(0, Compute(0, 1)), (0, End())])
-    assert network.turn(inf)[1] == Arrival(2.25, 1, 0, 1)
-    network.act([Reply(1, 0, 1, 1_000_000, 1), WakeAt(3.0, 4)])
-    timings, event, _ = network.turn(inf)
-    assert (timings.syncs, event) == ([], Wake(3.0, 4))
-    assert network.act([Kill(1)]) == [()]
-    timings, event, due_s = network.turn(inf)
-    assert (timings.syncs, event, due_s) == ([], None, inf)
-    assert clock.passed_s == pytest.approx(5.0, abs=2 * LOOK_S)
-    assert [part.wire_bytes for part in timings.spent] == [2_000_000]
-    assert network.end().syncs == []
-
-
-# --- lag and rates
-
-
-def test_a_late_host_moves_no_emulated_time_and_no_other_deadline() -> None:
-    """Payloads that are there at 5 s instead of 1 s make one round 3 s late, and not the next."""
-    on_time, late = FakeClock(), FakeClock()
-    found = []
-    for clock, delay_s in ((on_time, 0.0), (late, 5.0)):
-        network = gathering(pair(), 1.0, clock)
-        network.extend(STEP)
-        clock.time_s += delay_s
-        network.extend(rounds(1))
-        syncs = network.turn(inf)[0].syncs
-        network.extend([(w, Compute(2, 2)) for w in (0, 1)])
-        network.extend(rounds(1, first=2))
-        syncs += network.turn(inf)[0].syncs
-        found.append((syncs, clock.passed_s, network.end().pace))
-    (syncs, end_s, pace), (same, late_end_s, late_pace) = found
-    assert syncs == same
-    assert [sync.done_s for sync in syncs] == [2.0, 2.0, 6.0, 6.0]
-    assert end_s == pytest.approx(late_end_s, abs=1e-4)
-    assert pace is not None
-    assert late_pace is not None
-    assert pace.lag_max_s <= 2 * LOOK_S
-    assert late_pace.lag_max_s == pytest.approx(3.0, abs=1e-4)
-    assert late_pace.lag_mean_s == pytest.approx(1.5, abs=1e-4)
-
-
-def test_achieved_rates_by_hand() -> None:
-    """1 MB on 8 Mbit/s, on time and then 1 s late: asked for 1 MB/s, achieved 2 MB in 1 + 2 s. The
-    scale is no part of it; a round inside an island and the initial model are no part either."""
-    clock = FakeClock()
-    network = gathering(pair(), 2.0, clock)
-    network.extend([*STEP, *rounds(1)])
-    network.turn(inf)
-    clock.time_s += 6.0  # due at 8 s, and it is 10 s
-    network.extend(rounds(1, first=2))
-    network.turn(inf)
-    pace = network.end().pace
-    assert pace is not None
-    assert set(pace.links) == {"link:a>b", "link:b>a"}
-    for asked, achieved in pace.links.values():
-        assert asked == pytest.approx(1e6)
-        assert achieved == pytest.approx(2e6 / 3, rel=1e-4)
-    assert pace.wall_s == pytest.approx(10.0, abs=1e-4)
-
-
-def test_the_end_gives_out_what_was_held_back() -> None:
-    """An interrupted run keeps the times of what was sent; nobody waits for them any more."""
-    clock = FakeClock()
-    network = gathering(pair(), 1.0, clock)
-    network.extend([*STEP, *rounds(1)])
-    network.turn(0.0)
-    assert [sync.done_s for sync in network.end().syncs] == [2.0, 2.0]
-    assert clock.passed_s == 0.0
 
 
 # --- whole runs
@@ -482,6 +238,7 @@ def test_a_link_cut_for_good_ends_the_run(clock: str, method: str) -> None:
     """Exit code 1, the link's name and the moment in the message, and the results up to there."""
     cut = cluster((1, 1))
     cut["links"][0]["windows"] = [{"from": "1 s", "bandwidth": "cut"}]
+    cut["links"][0]["background"] = {"load": 0.3, "size": "1 MB"}
     on_clock = {"clock": clock} | ({"time_scale": 1e-6} if clock == "wall" else {})
     how = {"name": method} | ({"sync_every": 3} if method != "dense" else {})
     run = train(experiment(cluster=cut, method=how, steps=40, **on_clock))
@@ -492,6 +249,12 @@ def test_a_link_cut_for_good_ends_the_run(clock: str, method: str) -> None:
     assert 0 < run.summary["steps"] < 40
     assert run.tables["syncs"].num_rows > 0
     assert run.tables["events"].num_rows == 0
+    for link, totals in run.summary["links"].items():  # counted once, other jobs' bytes too
+        rows = run.rows("transfers", "link", "bytes")
+        assert totals["bytes"] == sum(size for name, size in rows if name == link)
+    assert run.summary["links"]["ab:a>b"]["background_bytes"] > 0
+    kinds = run.rows("transfers", "link", "kind")
+    assert kinds.count(("ab:a>b", "background")) == 1
 
 
 # --- settings

@@ -75,7 +75,7 @@ Transfer: TypeAlias = tuple[Path, int, Owner, int, int, int, Chain]
 
 class Others(NamedTuple):
     """Other jobs' transfers on one link: when the first began and the last had left, and how long
-    they queued in sum (where a link is shared fairly nobody queues)."""
+    they queued in sum (where a link is shared fairly: how much longer than alone they took)."""
 
     bytes: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
@@ -108,7 +108,8 @@ class Fabric:
 
     def send(self, time_s: float, order: int, transfer: Transfer) -> None:
         """A transfer is ready at its first hop at ``time_s``; ``order`` breaks ties."""
-        hop = SHARED if transfer[0][0].fair else 0
+        path = transfer[0]
+        hop = SHARED if path[0][3] else 0  # its discipline, by number: this is the hottest call
         heappush(self._events, (time_s, READY, order, transfer, hop))
 
     def announce(self, time_s: float, kind: int, order: int, what: object) -> None:
@@ -158,22 +159,25 @@ class Fabric:
         hops = 0
         try:
             while True:
-                time = events[0][0] if events else inf
-                if fair is not None and fair.next_s <= time:
-                    if fair.next_s >= self.horizon_s or fair.next_s == inf:
+                if fair is not None and fair.next_s <= (events[0][0] if events else inf):
+                    if fair.next_s == inf:
+                        self._must_move(fair)
+                    if fair.next_s >= self.horizon_s:
                         return None
                     for finished in fair.step():
                         self._finish(finished)
                     continue
-                if time >= self.horizon_s or not events:
+                if not events:
                     return None
                 time, _, order, transfer, hop = events[0]
-                if hop == ANNOUNCED:
-                    if events[0][1] == WAKES and self._hurry(time):
-                        continue
-                    heappop(events)
-                    return time, transfer
-                if hop == SHARED:
+                if time >= self.horizon_s:
+                    return None
+                if hop < 0:
+                    if hop == ANNOUNCED:
+                        if events[0][1] == WAKES and self._hurry(time):
+                            continue
+                        heappop(events)
+                        return time, transfer
                     self._begin_shared(time)
                     continue
                 hops += 1
@@ -186,14 +190,19 @@ class Fabric:
                     if start <= time:
                         start = time
                     else:
-                        chain[1] += start - time
-                        owner.queued_s[slot] += start - time
+                        waited = start - time
+                        chain[1] += waited
+                        owner.queued_s[slot] += waited
                     free[resource] = finish = start + size / bytes_per_s
                     through = start + delay
                     out = finish + delay
                     after = delay
                     if line is not None:
-                        line.usage.add(start, finish)
+                        usage = line.usage
+                        if usage.finish_s == start:  # without a gap: spares the call
+                            usage.finish_s = finish
+                        else:
+                            usage.add(start, finish)
                 else:
                     start, finish, through, out = line.serve(time, free[resource], size, chain)
                     free[resource] = finish
@@ -253,9 +262,15 @@ class Fabric:
                 passed_s += self._delay(at.resource, at.delay_s, time_s)
             route = tuple(at.resource for at in path)
             self._fair.begin(time_s, order, route, size, transfer)
-        if self._fair.next_s == inf and (cut := self._fair.stuck()) is not None:
+
+    def _must_move(self, fair: FairShare) -> None:
+        """Nothing more will happen on fair routes by itself: that must not leave a transfer where
+        it is. Raises Stuck."""
+        cut = fair.stuck()
+        if cut is not None:
             line = self.lines[cut]
-            raise Stuck("" if line is None else line.cut(time_s))
+            assert line is not None
+            raise Stuck(line.cut(None))
 
     def _finish(self, finished: Finished) -> None:
         """A transfer on a fair route has left the last of its hops; its last byte is on its way."""
@@ -313,7 +328,9 @@ class Fabric:
         else:
             assert self._fair is not None
             shared = self._fair.background[resource]
-            found = Others(shared.bytes, shared.count, shared.first_start_s, shared.last_s, 0.0)
+            found = Others(
+                shared.bytes, shared.count, shared.first_start_s, shared.last_s, shared.queued_s
+            )
         return found if found.count else None
 
 

@@ -82,7 +82,7 @@ class Line:
         except TraceEnded as ended:
             raise Stuck(self.ended(ended)) from None
         if finish == inf:
-            raise Stuck(self.cut(start))
+            raise Stuck(self.cut(time_s))
         self.usage.add(start, finish)
         self._delivered_s = out
         return start, finish, through, out
@@ -128,12 +128,14 @@ class Line:
         self._ready_s = max(self._ready_s, ready_s)
         return self._ready_s
 
-    def cut(self, time_s: float) -> str:
-        """Why a transfer that started at ``time_s`` waits for ever."""
-        return (
-            f"link {self.link.name} is cut for good: "
-            f"a transfer that was to start at {format_seconds(time_s)} would wait for ever"
-        )
+    def cut(self, time_s: float | None) -> str:
+        """Why a transfer waits for ever that was to be served at ``time_s``, or is under way."""
+        windows = () if self.link.bandwidth is None else self.link.bandwidth.windows
+        ends = [w.from_s for w in windows if w.to_s == inf and not w.value]
+        since = f" from {format_seconds(min(ends))} on" if ends else ""
+        when = "under way" if time_s is None else f"that is ready at {format_seconds(time_s)}"
+        name = self.link.name
+        return f"link {name} is cut for good{since}: a transfer {when} would wait for ever"
 
     def ended(self, ended: TraceEnded) -> str:
         """Why it is not known how the link goes on."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from islands.clock import FixedSteps
 from islands.network.ledger import KINDS, TransferRow
-from islands.network.timed import Action, Kill, Result, Revive
+from islands.network.timed import Action, Kill, Result
 from islands.network.timed_timeline import TimedTimeline
 from islands.network.timeline import Timeline
 from islands.network.timings import Event, SyncTiming, Timings
@@ -83,8 +83,6 @@ class Paced:
         self._held: list[tuple[float, int, SyncTiming | _Crossing]] = []  # a heap by moment
         self._count = 0  # keeps what has the same moment in its order
         self._event: Event | None = None
-        self._running = set(range(timeline.topology.workers))
-        self._last_s = 0.0  # the moment when the last worker ends
         self._wan = {link.name for link in timeline.topology.links}
         self._rates: dict[str, list[float]] = {}  # link -> bytes, seconds asked, seconds taken
         self._lags, self._lag_s, self._lag_max_s = 0, 0.0, 0.0
@@ -95,7 +93,6 @@ class Paced:
         """More operations, as (worker, operation), in each worker's own order."""
         if self._start is None:
             self._start = self._now()
-        self._running.difference_update(worker for worker, op in ops if isinstance(op, End))
         self._timeline.extend(ops)
 
     def act(self, actions: Sequence[Action]) -> list[Result]:
@@ -105,10 +102,7 @@ class Paced:
         found = self._timeline.act(actions)
         for action in actions:
             if isinstance(action, Kill):
-                self._running.discard(action.worker)
                 self._take_back(action.worker, self._timeline.now_s)
-            elif isinstance(action, Revive):
-                self._running.add(action.worker)
         return found
 
     def _take_back(self, worker: int, now_s: float) -> None:
@@ -135,15 +129,13 @@ class Paced:
         found = self._timeline.take()
         self._hold_back(found)
         until = self._now() + hold_s
-        while not (syncs := self._let_out()):
+        while True:
+            now = self._now()  # one moment for both: whatever precedes an arrival is out before it
+            found.syncs, event = self._let_out(now), self._take_event(now)
             deadline = self._deadline(self._next_s())
-            if deadline <= self._now() or deadline == inf:
-                break  # an event or the end is due, or nothing is held back
+            if found.syncs or event is not None or deadline == inf or now >= until:
+                return found, event, max(0.0, deadline - now)
             self._sleep_until(min(deadline, until))
-            if deadline > until:
-                break
-        found.syncs = syncs
-        return found, self._take_event(), self._due_s()
 
     def end(self) -> Timings:
         """The run is over, finished or not: the final totals, the pace, and what was still held
@@ -164,7 +156,6 @@ class Paced:
             self._hold(sync.passed_s, sync)
         for crossing, last_s in self._crossings(found.transfers):
             self._hold(last_s, crossing)
-        self._last_s = max(clock.clock_s for clock in found.clocks)
 
     def _hold(self, moment_s: float, what: SyncTiming | _Crossing) -> None:
         self._count += 1
@@ -181,12 +172,11 @@ class Paced:
             crossing = _Crossing(link, sum(row.bytes for row in parts), first_s)
             yield crossing, max(row.last_delivered_s for row in parts)
 
-    def _let_out(self) -> list[SyncTiming]:
+    def _let_out(self, now: float) -> list[SyncTiming]:
         """The deliveries whose moment has come."""
         syncs: list[SyncTiming] = []
-        while self._held and (deadline := self._deadline(self._held[0][0])) <= self._now():
+        while self._held and (late_s := now - self._deadline(self._held[0][0])) >= 0:
             moment_s, _, what = heappop(self._held)
-            late_s = self._now() - deadline
             if isinstance(what, SyncTiming):
                 self._note_lag(late_s)
                 syncs.append(what)
@@ -197,11 +187,12 @@ class Paced:
                 totals[:] = (totals[0] + what.bytes, totals[1] + asked_s, totals[2] + taken_s)
         return syncs
 
-    def _take_event(self) -> Event | None:
+    def _take_event(self, now: float) -> Event | None:
+        """The event, if its moment has come."""
         event = self._event
-        if event is None or (deadline := self._deadline(event.time_s)) > self._now():
+        if event is None or (late_s := now - self._deadline(event.time_s)) < 0:
             return None
-        self._note_lag(self._now() - deadline)
+        self._note_lag(late_s)
         self._event = None
         return event
 
@@ -217,16 +208,11 @@ class Paced:
         moments = [self._held[0][0]] if self._held else []
         if self._event is not None:
             moments.append(self._event.time_s)
-        if not moments and not self._running:
-            return self._last_s if self._deadline(self._last_s) > self._now() else inf
         return min(moments, default=inf)
 
     def _deadline(self, moment_s: float) -> float:
         start = self._now() if self._start is None else self._start
         return start + moment_s * self._time_scale
-
-    def _due_s(self) -> float:
-        return max(0.0, self._deadline(self._next_s()) - self._now())
 
     def _sleep_until(self, deadline: float) -> None:
         while (left_s := deadline - self._now()) > 0:
@@ -261,12 +247,12 @@ def measure_pace(
     )
     began = now()
     ready = [(0, 0), (1, 0)]  # workers, and the versions that they have
-    while ready:
+    left = 2 * transfers
+    while left:
         for worker, version in ready:
             send = Send(0, version + 1, version, Bytes(values=nbytes), 1)
-            paced.extend([(worker, send), (worker, Receive(0, version + 1))])
-        syncs = paced.turn(inf)[0].syncs
-        ready = [(s.worker, s.version) for s in syncs]
-        paced.extend([(worker, End()) for worker, version in ready if version == transfers])
-        ready = [(worker, version) for worker, version in ready if version < transfers]
+            ops = (send, Receive(0, version + 1)) if version < transfers else (End(),)
+            paced.extend([(worker, op) for op in ops])
+        ready = [(sync.worker, sync.version) for sync in paced.turn(inf)[0].syncs]
+        left -= len(ready)
     return transfers * nbytes / bytes_per_s, now() - began

@@ -99,7 +99,8 @@ def _last(guess: int, moment: Callable[[int], float], time_s: float, *, before: 
 def _rounding(time_s: float) -> float:
     """How far a time of this size may be off by rounding.
 
-    Without it the last millionth of a byte of a transfer could wait for the end of a cut.
+    Without it the last millionth of a byte of a transfer could wait for the end of a cut. What the
+    fastest piece on the way carries in so little time counts, for that is what its edges may hide.
     """
     return 4 * ulp(time_s)
 
@@ -214,15 +215,16 @@ class Steps:
             return inf
         if amount <= 0 and start_s < self.ends_s:
             return start_s
-        time_s, left, empty = start_s, amount, 0
+        time_s, left, slack, empty = start_s, amount, 0.0, 0
         period_s, cycle = self._cycle
         while empty < _NEVER:
             value, until_s = self.piece(time_s)
             if until_s == inf:
                 return time_s + left / value if value > 0 else inf
             got = value * (until_s - time_s) if value > 0 else 0.0
-            if got >= left or got + value * _rounding(until_s) >= left:
-                return min(time_s + left / value, until_s)
+            slack = max(slack, value * _rounding(until_s))
+            if got + slack >= left:
+                return min(time_s + left / value, until_s) if value > 0 else time_s
             left -= got
             time_s = until_s
             empty = empty + 1 if value == 0 else 0
@@ -241,15 +243,16 @@ class Steps:
             return inf
         if amount <= 0:
             return finish_s
-        time_s, left, empty = finish_s, amount, 0
+        time_s, left, slack, empty = finish_s, amount, 0.0, 0
         period_s, cycle = self._cycle
         while empty < _NEVER:
             value, since_s = self.piece_before(time_s)
             if since_s == -inf:
                 return time_s - left / value if value > 0 else -inf
             got = value * (time_s - since_s) if value > 0 else 0.0
-            if got >= left or got + value * _rounding(time_s) >= left:
-                return max(time_s - left / value, since_s)
+            slack = max(slack, value * _rounding(time_s))
+            if got + slack >= left:
+                return max(time_s - left / value, since_s) if value > 0 else time_s
             left -= got
             time_s = since_s
             empty = empty + 1 if value == 0 else 0

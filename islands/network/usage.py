@@ -91,7 +91,8 @@ class Usage:
     def __init__(self) -> None:
         self._intervals: tuple[list[float], list[float], list[float]] = ([], [], [])
         # The last interval stays open: what follows without a gap makes it longer.
-        self._start = self._finish = self._share = 0.0
+        self._start = self.finish_s = -1.0  # before any
+        self._share = 0.0
         self._closed: list[_Bins] = []
         self._last = _NONE  # the last bin of what is folded, to which more may come
 
@@ -100,16 +101,16 @@ class Usage:
 
         ``start_s`` must not be before the ``finish_s`` of an earlier call; ``finish_s`` may be inf.
         """
-        before = self._finish
+        before = self.finish_s
         if start_s < before:  # by rounding
             start_s = before
         if finish_s <= start_s or share <= 0:
             return
         if start_s == before and share == self._share:
-            self._finish = finish_s
+            self.finish_s = finish_s
             return
         self._push()
-        self._start, self._finish, self._share = start_s, finish_s, share
+        self._start, self.finish_s, self._share = start_s, finish_s, share
 
     def add_many(self, starts_s: _Floats, finishes_s: _Floats) -> None:
         """Many intervals of full use, (intervals,) each; the same as :meth:`add` for every one."""
@@ -128,7 +129,7 @@ class Usage:
             starts += first[1:-1]
             finishes += last[1:-1]
             shares += [1.0] * (len(first) - 2)
-            self._start, self._finish, self._share = first[-1], last[-1], 1.0
+            self._start, self.finish_s, self._share = first[-1], last[-1], 1.0
 
     def fold(self) -> None:
         """Turn collected intervals into bins now. Needs not be called; it changes no total."""
@@ -152,7 +153,7 @@ class Usage:
         starts, finishes, shares = (
             np.array([*part, latest])
             for part, latest in zip(
-                self._intervals, (self._start, self._finish, self._share), strict=True
+                self._intervals, (self._start, self.finish_s, self._share), strict=True
             )
         )
         finishes = np.minimum(finishes, end_s)
@@ -188,7 +189,7 @@ class Usage:
         if self._share:
             starts, finishes, shares = self._intervals
             starts.append(self._start)
-            finishes.append(self._finish)
+            finishes.append(self.finish_s)
             shares.append(self._share)
             if len(starts) >= _FOLD:
                 self.fold()

@@ -22,7 +22,7 @@ _SIZE, _RATE = 1e6, 1e12
 _PILOT, _LIMIT = 200_000, 100_000_000
 
 
-class _Cycles:
+class Cycles:
     """Sums over busy cycles, each begun by an arrival that finds nobody (the last one is left out).
 
     What happens in one cycle is independent of the others, so the mean wait is the ratio of two
@@ -84,7 +84,7 @@ def queue_waits(
     theory = mean_wait(load, exponential)
     if load == 0:
         return 0.0, 0.0, 0.0, 0
-    cycles = _Cycles()
+    cycles = Cycles()
     unit_s = _SIZE / _RATE
     arrivals = Arrivals(Load(load, _SIZE, exponential), _RATE, seed, f"waits:{load!r}")
     queue = FifoBackground(arrivals, _RATE, Usage(), cycles.add)

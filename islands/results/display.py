@@ -284,9 +284,13 @@ def _time_rows(summary: Summary) -> Iterator[Row]:
 
 
 def _byte_rows(summary: Summary) -> Iterator[Row]:
+    if summary.get("chosen_collective"):
+        why = summary["chosen_collective"].split(": ", 2)[-1]
+        yield "bytes", "collective", summary["collective"], f"the quickest: {why}"
     rounds = _plural(summary["syncs"], "round")
     payload = exact_bytes(summary["payload_bytes_per_sync"])
-    yield "bytes", "payload per sync", payload, f"from each worker in each of {rounds}"
+    section = "" if summary.get("chosen_collective") else "bytes"
+    yield section, "payload per sync", payload, f"from each worker in each of {rounds}"
     yield "", "payload per step", exact_bytes(summary["payload_bytes_per_step"]), ""
     if summary["workers"] == 1:
         yield "", "wire per step", exact_bytes(0), "nobody to synchronise with"
@@ -340,7 +344,7 @@ def _link_table(links: Mapping[str, Mapping[str, float]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold cyan")
     table.add_column("link", overflow="fold")
     shared = any(link["background_bytes"] for link in links.values())
-    columns = ("bytes", "others'", "busy", "utilization", "95 %", "peak")
+    columns = ("ours" if shared else "bytes", "others'", "busy", "utilization", "95 %", "peak")
     for name in columns if shared else (columns[0], *columns[2:]):
         table.add_column(name, justify="right", no_wrap=True)
     for name, link in busiest[:MOST_LINKS]:
@@ -367,13 +371,21 @@ def next_commands(summary: Summary, folder: Path) -> list[tuple[str, str]]:
         method = ("the same, synchronising after every step", ["--method", "dense"])
     wan = {name: link for name, link in summary["links"].items() if not name.startswith("lan:")}
     if wan:
-        wire = max(wan, key=lambda name: wan[name]["utilization"]).rpartition(":")[0]
-        setting = f"cluster.links.{wire}.bandwidth=10 Mbit/s"
+        busiest = max(wan, key=lambda name: wan[name]["utilization"])
+        setting = f"cluster.{_path_of(busiest)}.bandwidth=10 Mbit/s"
         network = ("the same over a slow link", ["--set", setting])
     else:
         network = ("the same on two islands", ["--cluster", "two_islands"])
     again = shlex.join(["islands", "run", "--config", str(folder / EXPERIMENT)])
     return [(why, _in_width(again, shlex.join(change))) for why, change in (method, network)]
+
+
+def _path_of(link: str) -> str:
+    """Where a cluster file describes the link."""
+    wire, _, rest = link.rpartition(":")
+    if wire in ("uplink", "downlink"):
+        return f"islands.{rest}.{wire}"
+    return {"": "backbone", "default": "default_link"}.get(wire, f"links.{wire}")
 
 
 def _in_width(command: str, option: str) -> str:

@@ -123,6 +123,8 @@ def summarize(
         "warm_start": experiment.warm_start,
         "initial_sha256": state_sha256(job.initial),
         "device": job.device,
+        "collective": "star" if experiment.method.collective == "star" else experiment.collective,
+        "chosen_collective": job.chosen_collective,
         "pace": pace_summary(recorder.pace),
         "wall_s": wall_s,
         "parameters_sha256": parameters_sha256,
