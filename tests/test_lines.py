@@ -186,7 +186,11 @@ def test_what_is_written_reads_back(there: dict[str, object], back: dict[str, ob
         islands = [{"name": name, **island} for name in "ab"]
         for fields in (there, back, own):
             fields["queue"] = queue
-        cluster = Cluster.parse({"name": "c", "islands": islands, "links": [own]})
+        try:
+            cluster = Cluster.parse({"name": "c", "islands": islands, "links": [own]})
+        except InputError as error:  # windows drawn for one line may be too much for another's load
+            assert "in the long run" in str(error)
+            return
         again = Cluster.parse(parse_yaml(cluster.dump_yaml(), "cluster"))
         assert again == cluster
         assert again.topology() == cluster.topology()
