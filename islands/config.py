@@ -225,9 +225,26 @@ class Experiment(Part):
         links = self.cluster.topology().links
         check_faults(self.faults, self.policy, self.replicas, islands, links)
         check_method(self.faults, self.policy, self.method)
+        self._members_fit()
         if self.detect is not None and not any(fault.kind == "crash" for fault in self.faults):
             raise FieldError("detect", "is read by nobody without a crash among the faults")
         return self
+
+    def _members_fit(self) -> None:
+        """Members that change by step need rounds that wait for all of them."""
+        moves = [n for n, fault in enumerate(self.faults) if fault.kind in ("leave", "join")]
+        if not (moves or self.replicas):
+            return
+        why = ""
+        if any(fault.kind == "crash" for fault in self.faults):
+            why = "a crash"
+        elif self.policy.timed:
+            why = "a quorum or a deadline"
+        elif self.method.timed:
+            why = f"method {self.method.name!r}, which closes its rounds by the clock"
+        if why:
+            field = f"faults.{moves[0]}" if moves else "replicas"
+            raise FieldError(field, f"workers cannot come and go by step beside {why}")
 
     @classmethod
     def load(cls, path: str | Path) -> Experiment:

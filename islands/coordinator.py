@@ -106,6 +106,7 @@ class Coordinator:
             fragments=len(job.layout.fragments),
             rate=learning_rate(job.experiment),
             compute=job.compute,
+            mortal=job.timed and not job.experiment.method.timed,
         )
         self.evaluator = Evaluator(job)
 

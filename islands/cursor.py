@@ -28,7 +28,7 @@ class Cursor:
         self._actions = iter(actions)
         self.next: Action = next(self._actions)
         self.base: dict[int, int] = {}  # fragment -> version adopted last
-        self.versions: dict[int, int] = {}  # fragment -> own version sent last
+        self.sends: dict[int, list[tuple[int, int]]] = {}  # fragment -> (own version, step)
         self.sent: deque[tuple[Due, int]] = deque()  # sends of the plan under way, with their base
         self.marks: deque[Moment] = deque()  # snapshots of the plan under way
         self.busy = False
@@ -38,6 +38,13 @@ class Cursor:
         self.ended = False
         self.admission: Admission | None = None  # what to begin with, after so many local steps
         self.starts_at = 0
+
+    def versions(self, step: int) -> dict[int, int]:
+        """The version of each fragment that was sent last within ``step`` local steps."""
+        return {
+            fragment: max((version for version, at in sends if at <= step), default=0)
+            for fragment, sends in self.sends.items()
+        }
 
     def advance(self) -> None:
         self.next = next(self._actions, End())

@@ -434,7 +434,8 @@ class Engine:
                 self._ops.append((worker, Send(*key, due.step, payload.size, payload.itemsize)))
                 arrival = Arrival(worker, payload, base, due.step)
                 self._arrived.setdefault(key, {})[worker] = arrival
-                cursor.versions[due.fragment] = due.version
+                sends = cursor.sends.setdefault(due.fragment, [])
+                sends[:] = [*sends[-1:], (due.version, due.step)]  # at most one is ahead of time
 
     def _pace(self, took_s: float, steps: int) -> None:
         """Learn from a plan that came back how many steps the next ones may have."""

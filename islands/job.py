@@ -27,7 +27,7 @@ from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
-from islands.network.steps import Steps
+from islands.outages import with_outages
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
 from islands.replica import ReplicaSpec
@@ -169,7 +169,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
         raise InputError(f"method: {name} closes rounds its own way, so it must set timed = True")
     _must_last(experiment)
     corpus = load_corpus(data.name, data.tokenizer, data.vocab_size, data.window, data.column)
-    topology = network_of(experiment)
+    topology = with_outages(experiment.cluster.topology(), experiment.faults)
     shards = split(
         corpus.train,
         data.shards,
@@ -206,23 +206,6 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
         job = replace(job, initial=warm_up(job, experiment.warm_start))
     job = _choose_collective(_measure(replace(job, layout=arranged)))
     return replace(job, compute=job.faults.compute(job.compute))
-
-
-def network_of(experiment: Experiment) -> Topology:
-    """The cluster's network, with the outages and partitions among the faults."""
-    topology = experiment.cluster.topology()
-    island_of = [topology.island_names[island] for island in topology.island_of]
-    outages = Faults(experiment.faults, experiment.seed, island_of).windows(topology.links)
-    if not outages:
-        return topology
-    links = []
-    for link in topology.links:
-        if windows := outages.get(link.name):
-            steps = link.bandwidth or Steps.constant(link.bytes_per_s)
-            steps = replace(steps, windows=(*windows, *steps.windows))  # an outage comes first
-            link = replace(link, bandwidth=steps)
-        links.append(link)
-    return replace(topology, links=tuple(links))
 
 
 def _measure(job: Job) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from islands.errors import nearest
@@ -12,6 +13,7 @@ from islands.units import format_bandwidth
 
 if TYPE_CHECKING:
     from islands.network.steps import Window
+    from islands.network.topology import Topology
 
 
 class Edge(Protocol):
@@ -148,3 +150,19 @@ def _numbered(groups: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
 def _must_be(field: str, what: str, name: str, known: Sequence[str] | Mapping[str, object]) -> None:
     if name not in known:
         raise FieldError(field, f"no {what} {name!r}{nearest(name, known)}")
+
+
+def with_outages(topology: Topology, faults: Sequence[Fault]) -> Topology:
+    """The network with the outages and partitions among the faults; an outage comes before
+    whatever else is scheduled for a link."""
+    from islands.network.steps import Steps
+
+    found = windows(faults, topology.links, topology.island_names)
+    links = []
+    for link in topology.links:
+        if own := found.get(link.name):
+            steps = link.bandwidth or Steps.constant(link.bytes_per_s)
+            steps = replace(steps, windows=(*own, *steps.windows))
+            link = replace(link, bandwidth=steps)
+        links.append(link)
+    return replace(topology, links=tuple(links)) if found else topology

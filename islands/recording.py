@@ -90,7 +90,12 @@ def read_recording(folder: str) -> Recording:
     trace, evals = (read_table(Path(folder), name) for name in ("trace", "evals"))
     experiment = _experiment(Path(folder))
     method = experiment.method
-    if method.timed or "idle" in trace.column("op").unique().to_pylist():
+    clocked = method.timed or experiment.policy.timed
+    if (
+        clocked
+        or any(fault.kind == "crash" for fault in experiment.faults)
+        or "idle" in trace.column("op").unique().to_pylist()
+    ):
         raise InputError(
             f"folder: in {folder} rounds closed by the clock ({method.name}), so on another "
             "network something else would have been trained; run it there instead"

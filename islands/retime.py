@@ -30,6 +30,7 @@ from islands.errors import InputError
 from islands.network import Link, Topology
 from islands.network.background import Load
 from islands.network.emulation import Emulation
+from islands.outages import with_outages
 from islands.recording import Recording, read_recording
 from islands.trace import Op
 from islands.units import format_bandwidth, format_time, parse_bandwidth, parse_time
@@ -280,6 +281,8 @@ class _Trial:
                 f"{run.folder} needs {run.workers}{hint}"
             )
         self.topology = cluster.topology()
+        if cluster is run.experiment.cluster:  # another one does not have the links that failed
+            self.topology = with_outages(self.topology, run.experiment.faults)
         self._run = run
         self._cluster = cluster
         self._target = run.experiment.eval.target_loss if target_loss is None else target_loss

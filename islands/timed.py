@@ -379,7 +379,7 @@ class TimedEngine(Engine):
         self._dead.add(worker)
         self._lives[worker] += 1
         (unfinished,) = self._act(Kill(worker))
-        self._recorder.stopped(worker)
+        self._recorder.stopped(worker, self._done[worker])
         return tuple(unfinished)
 
     def _die(self, worker: int, away_s: float) -> None:
@@ -456,16 +456,17 @@ class TimedEngine(Engine):
     def _admit(self, worker: int, admission: Admission, step: int) -> None:
         """A worker goes on after ``step`` local steps, from what it is given."""
         step = max(step, self._done[worker])
-        old = self._cursors[worker]
+        versions = self._cursors[worker].versions(self._done[worker])
         actions = program(
             self._streams,
             self._steps,
             self._eval_every,
             first=step,
-            versions=old.versions,
+            versions=versions,
         )
         cursor = self._cursors[worker] = Cursor(actions)
-        cursor.versions, cursor.base = dict(old.versions), dict(enumerate(admission.versions))
+        cursor.sends = {fragment: [(version, 0)] for fragment, version in versions.items()}
+        cursor.base = dict(enumerate(admission.versions))
         cursor.admission, cursor.starts_at = admission, step
         for fragment, gathering in enumerate(self._open):
             self._absent(fragment, {worker: gathering.missing.pop(worker, [])})

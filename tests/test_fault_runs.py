@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
 
+import islands
 from islands.config import Experiment
+from islands.errors import InputError
 from islands.job import prepare
+from islands.retime import retime
 from tests.helpers import INSTANT, PLAIN, Run, assert_identical, cluster, experiment, train
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -403,3 +407,36 @@ def test_any_schedule_of_faults(seed: int) -> None:
     must_add_up(run, 4)
     if seed % 10 == 0:
         assert_identical(run, train(one, shuffle=seed))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [{"kind": "straggler"}, {"kind": "drop", "probability": 0.3}],
+        [{"kind": "outage", "link": "ab", "from": "300 ms", "to": "900 ms"}],
+        [{"kind": "leave", "worker": 1, "step": 4}, {"kind": "join", "worker": 1, "step": 8}],
+    ],
+)
+def test_untimed_faults_can_be_timed_again(faults: list[dict[str, Any]], tmp_path: Path) -> None:
+    """On its own network, outages included, a run is given its own times back."""
+    result = islands.run(faulty("diloco", *faults), in_process=True, out=tmp_path / "run")
+    (row,) = retime([tmp_path / "run"]).rows
+    assert row["emulated_s"] == result.summary["emulated_s"]
+
+
+def test_outages_cost_time_and_bytes_only() -> None:
+    """Under policy all an outage changes when, and nothing else."""
+    cut = {"kind": "outage", "link": "ab", "from": "300 ms", "to": "900 ms"}
+    whole, late = train(faulty("diloco")), train(faulty("diloco", cut))
+    assert late.rows("steps", "loss") == whole.rows("steps", "loss")
+    assert late.summary["emulated_s"] > whole.summary["emulated_s"] + 0.3
+
+
+def test_what_cannot_be_combined_is_refused() -> None:
+    """Members by step need rounds that wait for everyone."""
+    with pytest.raises(InputError, match="replicas"):
+        faulty("diloco", replicas=[[0, 2], [4, 4]], policy={"quorum": 2})
+    with pytest.raises(InputError, match=r"faults\.0"):
+        faulty("diloco", {"kind": "leave", "step": 4, "worker": 1}, {"kind": "crash", "at": "1 s"})
+    with pytest.raises(InputError, match="detect"):
+        faulty("diloco", detect="1 s")

@@ -55,9 +55,12 @@ class RunRecorder:
         fragments: int,
         rate: LearningRate,
         compute: ComputeModel,
+        mortal: bool = False,
     ) -> None:
+        """``mortal``: workers may die, so that the trace is written at the end."""
         self._tables = {name: TableWriter(folder, name) for name in [*SCHEMAS, "trace"]}
         self._compute = compute
+        self._mortal = mortal
         self._steps = StepLog(island_of, steps, rate)
         self._traces: list[deque[Op]] = [deque() for _ in island_of]  # not yet written
         self._sizes: dict[tuple[int, int, int], Bytes] = {}
@@ -95,8 +98,22 @@ class RunRecorder:
         self._parts.extend(parts)
         self._write_syncs()
 
-    def stopped(self, worker: int) -> None:
-        """The worker died: it goes on with nothing that it was told of."""
+    def stopped(self, worker: int, step: int) -> None:
+        """The worker died after ``step`` local steps: it goes on with nothing that it was told of,
+        and what it did in advance it has not done."""
+        kept: deque[Op] = deque()
+        ops = iter(self._traces[worker])
+        for op in ops:
+            if isinstance(op, Compute) and op.first + op.count > step:
+                if op.first < step:
+                    kept.append(Compute(op.first, step - op.first))
+                break
+            kept.append(op)
+        for op in ops:
+            if isinstance(op, Send):
+                self.payload_bytes -= self._sizes.pop((worker, op.fragment, op.version)).total
+                self.payloads -= 1
+        self._traces[worker] = kept
         for n, part in enumerate(self._parts):
             if part.worker == worker and part[:3] not in self._passed:
                 self._parts[n] = part._replace(passes=False)
@@ -137,6 +154,8 @@ class RunRecorder:
                 waiting[-1] = Compute(last.first, last.count + op.count)
             else:
                 waiting.append(op)
+        if self._mortal:  # who dies takes back what it did in advance
+            return
         while all(len(waiting) > 1 for waiting in self._traces):  # the last one may still grow
             self._write_trace([(w, waiting.popleft()) for w, waiting in enumerate(self._traces)])
 
