@@ -188,8 +188,9 @@ def test_what_is_written_reads_back(there: dict[str, object], back: dict[str, ob
             fields["queue"] = queue
         try:
             cluster = Cluster.parse({"name": "c", "islands": islands, "links": [own]})
-        except InputError as error:  # windows drawn for one line may be too much for another's load
-            assert "in the long run" in str(error)
+        except InputError as error:
+            if "in the long run" not in str(error):  # windows of one line, the load of another
+                raise
             return
         again = Cluster.parse(parse_yaml(cluster.dump_yaml(), "cluster"))
         assert again == cluster
