@@ -153,6 +153,7 @@ def compare_command(
     data: DataOption = None,
     steps: StepsOption = None,
     overrides: SetOption = None,
+    faults: FaultOption = None,
     config: ConfigOption = None,
     out: Annotated[
         Path | None,
@@ -176,7 +177,13 @@ def compare_command(
     from islands.results.study_tables import print_comparison
     from islands.study import Study, study_of
 
-    options: dict[str, object] = {"cluster": cluster, "model": model, "data": data, "steps": steps}
+    options: dict[str, object] = {
+        "cluster": cluster,
+        "model": model,
+        "data": data,
+        "steps": steps,
+        "faults": faults,
+    }
     with exit_codes():
         if (study is None) == (not methods):
             raise InputError("method: give --method at least once, or --study; not both")

@@ -38,7 +38,8 @@ STUDY = "study.yaml"
 RUNS = "study.parquet"
 
 #: ``study.parquet``: one row per run. ``chosen`` is the best rate of its method; a loss of a run
-#: that diverged is NaN; ``folder`` is relative to the study's. Bytes are per worker and step.
+#: that diverged is NaN; ``folder`` is relative to the study's. Bytes are per worker and step;
+#: ``dropped_share`` is of the contributions of those who took part.
 SCHEMA = pa.schema(
     {
         "method": pa.string(),
@@ -54,6 +55,7 @@ SCHEMA = pa.schema(
         "steps_to_target": pa.int64(),
         "time_to_target_s": pa.float64(),
         "rejected_payloads": pa.int64(),
+        "dropped_share": pa.float64(),
         "folder": pa.string(),
     }
 )
@@ -200,7 +202,9 @@ def _is_finished(folder: Path, planned: Planned) -> bool:
             f"out: {folder} holds a finished run with other settings; "
             "give another folder, or --overwrite to train everything anew"
         )
-    return bool(steps == summary.get("steps", 0) * summary.get("workers", 0))
+    data, optimizer = wanted.data, wanted.optimizer
+    tokens = data.batch * (data.window or 0) * optimizer.accumulate
+    return bool(steps * tokens == summary.get("tokens"))  # not every worker takes every step
 
 
 def _as_written(planned: Experiment, path: Path) -> Experiment:
@@ -233,6 +237,7 @@ def _outcome(folder: Path, planned: Planned, target: float | None) -> dict[str, 
         "steps_to_target": first[0],
         "time_to_target_s": first[1],
         "rejected_payloads": summary["rejected_payloads"],
+        "dropped_share": _dropped_share(summary["contributions"]),
         "folder": planned.place,
     }
 
@@ -240,6 +245,11 @@ def _outcome(folder: Path, planned: Planned, target: float | None) -> dict[str, 
 def _number(value: float | None) -> float:
     """JSON has no NaN: a loss that was none is null there."""
     return math.nan if value is None else value
+
+
+def _dropped_share(contributions: Mapping[str, int]) -> float:
+    made = sum(count for fate, count in contributions.items() if fate != "absent")
+    return contributions["dropped"] / made if made else 0.0
 
 
 def _write_runs(path: Path, runs: Sequence[Row]) -> None:
@@ -275,6 +285,7 @@ def summarize_runs(runs: Sequence[Row]) -> list[dict[str, Any]]:
                 "payload_bytes_per_step": _mean(seeds, "payload_bytes_per_step"),
                 "wire_bytes_per_step": _mean(seeds, "wire_bytes_per_step"),
                 "emulated_s": _mean(seeds, "emulated_s"),
+                "dropped_share": _mean(seeds, "dropped_share"),
                 "steps_to_target": _mean(seeds, "steps_to_target") if everyone else None,
                 "time_to_target_s": _mean(seeds, "time_to_target_s") if everyone else None,
                 "grid": grid,

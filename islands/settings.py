@@ -70,7 +70,10 @@ def explain(error: ValidationError, model: type[BaseModel], where: str = "") -> 
 
     ``model`` is what was validated (for the names that would have been valid), ``where`` its path.
     """
-    first, *more = error.errors(include_url=False)
+    # A misspelt key is the cause of a missing one, and not the other way round.
+    first, *more = sorted(
+        error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden"
+    )
     location = first["loc"]
     path = ".".join(str(part) for part in ([where] if where else []) + list(location))
     message = _message(first, model)

@@ -1,5 +1,8 @@
 """What a study is: methods, learning rates and seeds over one experiment, and the runs that follow.
 
+A method may come with faults, a policy, a schedule of replicas or data of its own, so that what
+goes wrong can be an axis of the study too.
+
 The seeds are paired, so a seed is the same initial model and the same data for every method and
 rate. :mod:`islands.comparison` trains the runs and judges them.
 """
@@ -10,11 +13,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    PlainSerializer,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
 from islands.config import (
+    DataConfig,
     Experiment,
     Index,
     Positive,
@@ -23,7 +34,10 @@ from islands.config import (
     parse_method,
 )
 from islands.errors import InputError
+from islands.fault_checks import ReplicasField
+from islands.fault_kinds import FaultsField
 from islands.methods import METHODS, Method
+from islands.policy import Policy, read_policy
 from islands.results.folder import plain
 from islands.settings import (
     FieldError,
@@ -51,20 +65,34 @@ def method_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def _label(method: Method) -> str:
-    """The method's name and the settings that were given: ``diloco sync_every=10 outer.lr=0.4``."""
+def _given(part: BaseModel, path: str = "") -> Iterator[str]:
+    """The settings that were given, but the name: ``sync_every=10``, ``outer.lr=0.4``."""
+    for key in type(part).model_fields:
+        value = getattr(part, key)
+        if key not in part.model_fields_set or path + key == "name":
+            continue
+        if isinstance(value, BaseModel):
+            yield from _given(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}={value}"
 
-    def flat(part: BaseModel, path: str) -> Iterator[str]:
-        for key in type(part).model_fields:
-            value = getattr(part, key)
-            if key not in part.model_fields_set or path + key == "name":
-                continue
-            if isinstance(value, BaseModel):
-                yield from flat(value, f"{path}{key}.")
-            else:
-                yield f"{path}{key}={value}"
 
-    return " ".join([method.name, *flat(method, "")])
+def _label(one: Contender) -> str:
+    """The method's name and all settings that were given: ``diloco sync_every=10
+    drop:probability=0.5``."""
+    parts = [one.method.name, *_given(one.method)]
+    parts += [f"{fault.kind}:{fault.settings()}".rstrip(":") for fault in one.faults]
+    if one.policy is not None:
+        written: Any = one.policy.model_dump(mode="json")
+        written = {"policy": written} if isinstance(written, str) else written
+        own = {"policy", *one.policy.model_fields_set}
+        parts += [f"{key}={value}" for key, value in written.items() if key in own]
+    if one.replicas:
+        parts.append("replicas=" + ",".join(f"{step}:{count}" for step, count in one.replicas))
+    if one.data is not None:
+        parts += [one.data.name] if "name" in one.data.model_fields_set else []
+        parts += _given(one.data)
+    return " ".join(parts)
 
 
 def _grid(values: object) -> object:
@@ -103,15 +131,36 @@ def _refuse_one_seed(overrides: Sequence[str]) -> None:
             raise InputError(f"set: {text!r} would be one seed of a study; use --seeds")
 
 
+def _named_data(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+#: Policy and data that a method may have of its own; of the data only what was given is written.
+_OwnPolicy = Annotated[
+    Policy | None, BeforeValidator(lambda value: None if value is None else read_policy(value))
+]
+_OwnData = Annotated[
+    DataConfig | None,
+    BeforeValidator(_named_data),
+    PlainSerializer(lambda data: data and data.model_dump(mode="json", exclude_unset=True)),
+]
+
+
 class Contender(Part):
     """A method of a study: its settings, its name there, and the learning rates to choose from.
 
-    ``lr`` None stands for the study's grid.
+    ``lr`` None stands for the study's grid. ``faults`` come after those of the study's experiment;
+    ``policy`` and ``replicas`` stand in place of the experiment's, and so does each setting of
+    ``data`` that is given.
     """
 
     method: SerializeAsAny[Method]
     label: str = ""
     lr: tuple[Positive, ...] | None = None
+    faults: FaultsField = ()
+    policy: _OwnPolicy = None
+    replicas: ReplicasField = ()
+    data: _OwnData = None
 
     @field_validator("method", mode="before")
     @classmethod
@@ -133,9 +182,23 @@ class Contender(Part):
     @model_validator(mode="after")
     def _fits(self) -> Contender:
         if not self.label:
-            object.__setattr__(self, "label", _label(self.method))
+            object.__setattr__(self, "label", _label(self))
         _must_be_grid(self.lr)
         return self
+
+    def on(self, base: Experiment) -> Experiment:
+        """``base`` with the method and whatever it has of its own. Raises InputError if that does
+        not fit."""
+        values = {name: getattr(base, name) for name in Experiment.model_fields}
+        values |= {"method": self.method, "faults": (*base.faults, *self.faults)}
+        if self.policy is not None:
+            values["policy"] = self.policy
+        if self.replicas:
+            values["replicas"] = self.replicas
+        if self.data is not None:
+            own = {key: getattr(self.data, key) for key in self.data.model_fields_set}
+            values["data"] = base.data.model_copy(update=own)
+        return Experiment.parse(values)
 
 
 def _must_be_grid(rates: Sequence[float] | None) -> None:
@@ -245,11 +308,15 @@ class Study(Part):
         """Every run, method by method, rate by rate, seed by seed. Raises InputError."""
         planned = []
         for contender in self.methods:
+            try:
+                base = contender.on(self.experiment)
+            except InputError as error:
+                raise InputError(f"{contender.label}: {error}") from None
             for lr in contender.lr or self.lr or (self.experiment.optimizer.lr,):
                 for seed in self.seeds:
-                    optimizer = self.experiment.optimizer.model_copy(update={"lr": lr})
-                    changes = {"method": contender.method, "optimizer": optimizer, "seed": seed}
-                    experiment = self.experiment.model_copy(update=changes).resolved()
+                    optimizer = base.optimizer.model_copy(update={"lr": lr})
+                    changes = {"optimizer": optimizer, "seed": seed}
+                    experiment = base.model_copy(update=changes).resolved()
                     rate = experiment.optimizer.lr
                     assert rate is not None
                     place = f"{plain(contender.label)}/lr-{rate!r}/seed-{seed}"

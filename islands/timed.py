@@ -393,7 +393,7 @@ class TimedEngine(Engine):
                 waiting[:] = [part for part in waiting if part.arrival.worker != worker]
             self._absent(fragment, {worker: gathering.missing.pop(worker, [])})
         self._recorder.event(self._now_s, "crash", f"worker {worker}", _for_how_long(away_s))
-        self._recorder.lost("crash", worker, min(away_s, self._detect_s))
+        self._recorder.lost("crash", worker, away_s if away_s < inf else self._detect_s)
         self._wake_at(self._now_s + self._detect_s, partial(self._notice, worker, unfinished))
         if away_s < inf:
             self._wake_at(self._now_s + away_s, partial(self._come_back, worker))

@@ -28,7 +28,7 @@ SURFACE = {
     "--overwrite "
     "--address --in-process --transfers --clock --time-scale --quiet --json",
     "compare": "--method --lr --seeds --target-loss --study --cluster --model --data --steps --set "
-    "--config --out --overwrite --address --in-process --figure --quiet --json",
+    "--fault --config --out --overwrite --address --in-process --figure --quiet --json",
     "scale": "--workers --method --bytes-only --cluster --model --data --steps --set --config "
     "--out --overwrite --address --in-process --figure --quiet --json",
     "retime": "--cluster --bandwidth --load --step-time --delay --target-loss --figure --json",

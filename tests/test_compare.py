@@ -149,6 +149,7 @@ def outcome(method: str, lr: float, seed: int, loss: float, reached: int | None 
         "emulated_s": 3.0,
         "steps_to_target": reached,
         "time_to_target_s": None if reached is None else reached / 10,
+        "dropped_share": 0.0,
     }
 
 

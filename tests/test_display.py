@@ -259,7 +259,11 @@ def test_no_table_is_wider_than_80_columns(
     numbers: list[float], names: list[str], method: str, width: int
 ) -> None:
     """Any numbers and any names, markup-like ones too, fit into 80 columns."""
-    keys = [key for key in SUMMARY if key.endswith("_s") or "bytes" in key]
+    keys = [
+        key
+        for key, value in SUMMARY.items()
+        if (key.endswith("_s") or "bytes" in key) and not isinstance(value, dict)
+    ]
     screen = console(width=width)
     seconds = {"peak_utilization": 1.0, "p95_utilization": 0.5, "background_bytes": numbers[0]}
     link = {"bytes": numbers[0], "busy_s": 1e9, "utilization": 1.0, **seconds}

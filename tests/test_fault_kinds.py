@@ -136,7 +136,7 @@ def test_the_policy_all_is_written_as_one_word() -> None:
         ("drop:probability=", "faults.0: 'probability=' is not KEY=VALUE"),
         ("drop:probability=0,probability=1", "faults.0.probability: is given twice"),
         ("drop:kind=slow", "faults.0.kind: is given twice"),
-        ("drop:probabilty=1", "faults.0.probability: is missing (and 1 more problem)"),
+        ("drop:probabilty=1", "faults.0.probabilty: unknown key 'probabilty'; did you mean"),
         ("slow:factor=2,wroker=1", "faults.0.wroker: unknown key 'wroker'; did you mean 'worker'?"),
         ("drop:probability=.5,direction=u", "faults.0.direction: 'u' is not one of both, up, down"),
         ("drop:probability=.5,burst=1.5", "faults.0.burst: 1.5 is too small; rounds that are"),

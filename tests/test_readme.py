@@ -47,7 +47,7 @@ def test_both_commands_are_one_line() -> None:
     assert block("run-command").count("\n") == block("test-command").count("\n") == 1
 
 
-@pytest.mark.parametrize("example", ["quickstart"])
+@pytest.mark.parametrize("example", ["quickstart", "stragglers", "dropped_syncs", "elastic"])
 def test_examples_print_what_is_committed(example: str) -> None:
     """Each example script's output is the committed one."""
     script = ROOT / "examples" / f"{example}.py"

@@ -16,7 +16,7 @@ from islands.optim import LearningRate
 from islands.recording import Recording, read_recording
 from islands.results.folder import EXPERIMENT, write_text
 from islands.results.recorder import RunRecorder
-from islands.trace import Compute, End, Idle, Mark, Members, Op, Receive
+from islands.trace import Compute, End, Idle, Mark, Members, Op
 from tests.helpers import cluster, experiment
 from tests.test_rounds_of_some import Case, told, varying, whole
 from tests.test_timeline_laws import Uneven
@@ -81,8 +81,6 @@ def test_the_opening_of_a_recording_is_a_whole(case: Case, rounds: int) -> None:
     _, syncs, marks, _, _ = told([timeline.end()])
     _, all_syncs, all_marks, _, _ = told([whole(case)[1]])
     assert set(marks) <= set(all_marks)
-    most = max(sum(isinstance(op, Receive) for op in ops) for ops in opening)
-    assert most >= min(rounds, recording.rounds)
     # What is in flight at the end may have met more traffic in the whole run; marks wait for it.
     assert {sync[:4] for sync in syncs} <= {sync[:4] for sync in all_syncs}
 

@@ -116,7 +116,7 @@ def test_a_worker_comes_back_fresh(name: str, model: str) -> None:
     old, giver, new = replica_of(job), replica_of(job, 1), replica_of(job)
     answer = do(old, Steps(3), SendOut(0), Steps(2))
     do(old, Apply(0, 0), updates=(update_of(job, old, answer),))
-    (parameters, buffers) = do(giver, Steps(4), Snapshot()).snapshots[0]
+    parameters, buffers, _ = do(giver, Steps(4), Snapshot()).snapshots[0]
     fmt = "fp64" if giver.state.params.dtype == torch.float64 else "fp32"
     do(old, Reset(0, 7), updates=(Update(parameters, fmt, buffers),))
     assert master_bytes(old.state.params).tobytes() == parameters.tobytes()

@@ -66,7 +66,8 @@ def format_loss(loss: float | None) -> str:
     return "nan (diverged)" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
 
 
-def _share(part: float) -> str:
+def share_text(part: float) -> str:
+    """``12.5 %``."""
     return "<0.1 %" if 0 < part < 1e-3 else f"{100 * part:.1f} %"
 
 
@@ -270,7 +271,7 @@ WAITS = {
 
 def _time_rows(summary: Summary) -> Iterator[Row]:
     elapsed, wait = summary["emulated_s"], summary["wait_s"]
-    busy = _share(summary["compute_utilization"])
+    busy = share_text(summary["compute_utilization"])
     yield "time", "emulated", format_seconds(elapsed), "when the last worker ends"
     yield "", "computing", format_seconds(summary["compute_s"]), f"{busy} compute utilization"
     yield "", "waiting", format_seconds(wait), "for synchronisations, mean over workers"
@@ -278,7 +279,7 @@ def _time_rows(summary: Summary) -> Iterator[Row]:
     whole = sum(spent.values())
     for name, what in WAITS.items():
         if spent[name] > 5e-4 * whole:
-            share = _share(spent[name] / whole)
+            share = share_text(spent[name] / whole)
             yield "", "", format_seconds(spent[name]), f"{share} {what}"
     yield "", "on this host", format_seconds(summary["wall_s"]), "wall"
 
@@ -355,8 +356,8 @@ def _link_table(links: Mapping[str, Mapping[str, float]]) -> RenderableType:
             format_bytes(link["bytes"] - link["background_bytes"]),
             *others,
             format_seconds(link["busy_s"]),
-            _share(link["utilization"]),
-            *("" if share is None else _share(share) for share in seconds),
+            share_text(link["utilization"]),
+            *("" if share is None else share_text(share) for share in seconds),
         )
     if len(busiest) > MOST_LINKS:
         table.add_row(Text(f"and {len(busiest) - MOST_LINKS} less busy ones", style="dim"))

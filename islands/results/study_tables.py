@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from islands.results.display import WIDTH, exact_bytes
+from islands.results.display import WIDTH, exact_bytes, share_text
 from islands.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -67,12 +67,16 @@ def _to_target(row: _Row) -> list[str]:
 
 def _costs(rows: Sequence[_Row]) -> Table:
     table = _table("per worker and step", "payload", "wire", "emulated in all")
+    dropped = any(row["dropped_share"] for row in rows)
+    if dropped:
+        table.add_column("dropped", justify="right")
     for row in rows:
         table.add_row(
             Text(row["method"]),
             exact_bytes(row["payload_bytes_per_step"]),
             exact_bytes(row["wire_bytes_per_step"]),
             format_seconds(row["emulated_s"]),
+            *([share_text(row["dropped_share"])] if dropped else []),
         )
     return table
 

@@ -80,6 +80,7 @@ def summarize(
         "emulated_s": emulated_s,
         "compute_s": time["compute_s"],
         "wait_s": sum(clock.wait_s for clock in clocks) / workers,
+        "away_s": time["away_s"],
         "compute_utilization": time["compute_s"] / emulated_s if emulated_s else 1.0,
         "time": time,
         "time_by_worker": [
