@@ -147,6 +147,7 @@ def test_faults_of_the_command_line_are_everybody_s(tmp_path: Path) -> None:
         ("{method: dense, policy: {quorun: 2}}", ["methods.0.policy", "'quorun'", "'quorum'"]),
         ("{method: dense, replicas: [[1, 2]]}", ["methods.0.replicas.0", "step 0"]),
         ("{method: dense, data: {shards: clustred}}", ["methods.0.data.shards", "'clustered'"]),
+        (
             "{method: dense, faults: ['drop:probability=0.5,anchor=last_received']}",
             ["dense drop", "faults.0.anchor", "'current'"],
         ),
