@@ -311,7 +311,7 @@ def test_a_capped_background_must_drain() -> None:
             {"from": "1 s", "bandwidth": "cutt"},
             "line.windows.0.bandwidth: 'cutt' is not a bandwidth",
         ),
-        ({"fromm": "1 s"}, "line.windows.0.from: is missing (and 1 more problem)"),
+        ({"fromm": "1 s"}, "line.windows.0.fromm: unknown key 'fromm'; did you mean 'from'?"),
         (
             {"from": "1 s", "delay": "1 s", "til": "2 s"},
             "line.windows.0.til: unknown key 'til'; choose from bandwidth, delay, every, from, to",

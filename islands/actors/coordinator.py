@@ -157,7 +157,7 @@ class CoordinatorActor:
         self._coordinator = Coordinator(job, Path(folder))
         workers = RayWorkers(handles, job.island_of)
         try:
-            network = RayNetwork(link, job.experiment.method.timed or job.on_wall_clock)
+            network = RayNetwork(link, job.timed or job.on_wall_clock)
             return "done", self._coordinator.run(workers, network, self._stop.is_set)
         except RunError as error:
             return "failed", str(error)
