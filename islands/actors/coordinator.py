@@ -11,7 +11,7 @@ from itertools import count
 from math import inf
 from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import ray
@@ -32,6 +32,9 @@ from islands.plugins import look_also_in
 from islands.results.display import Progress
 from islands.trace import Op
 
+#: An operation of a plan with its class.
+Kind: TypeAlias = tuple[type[PlanOp], PlanOp]
+
 #: Batches of operations that the link actor may have before the engine waits for it.
 BATCHES_UNDER_WAY = 4
 
@@ -43,7 +46,7 @@ class RayWorkers:
         self._calls = [handle.run for handle in handles]
         self._island_of = island_of
         self._under_way: dict[ray.ObjectRef[bytes | Answer], int] = {}
-        self._last: tuple[list[PlanOp], list[Update | None], bytes] | None = None
+        self._last: tuple[list[Kind], list[Update | None], bytes] | None = None
 
     def share(self, update: Update) -> Update:
         if update.nbytes <= INLINE_BYTES:
@@ -58,15 +61,16 @@ class RayWorkers:
 
     def _packed(self, plan: Sequence[PlanOp], updates: Sequence[Update | None]) -> bytes:
         """The plan as bytes; those of the last worker if this one's is the same."""
+        kinds = [(type(op), op) for op in plan]  # as tuples SendOut(0) and Lost(0) are equal
         if self._last is not None:
-            last_plan, last_updates, packed = self._last
+            last_kinds, last_updates, packed = self._last
             same = len(last_updates) == len(updates) and all(map(is_, last_updates, updates))
-            if same and last_plan == plan:
+            if same and last_kinds == kinds:
                 return packed
         numbers = count()
         small = [next(numbers) if isinstance(u, ray.ObjectRef) else u for u in updates]
         packed = pack(plan, small)
-        self._last = (list(plan), list(updates), packed)
+        self._last = (kinds, list(updates), packed)
         return packed
 
     def answers(self, everyone: bool, within_s: float = inf) -> Iterable[tuple[int, Answer]]:
