@@ -20,7 +20,7 @@ from islands import Experiment
 from islands.clock import FixedSteps
 from islands.fault_kinds import parse_fault
 from islands.faults import Faults
-from islands.network import Site, Timeline, Topology
+from islands.network import Site, Timeline, Timings, Topology
 from islands.trace import Bytes, Compute, End, Op, Receive, Send
 
 WORKERS = 8
@@ -29,33 +29,38 @@ MEAN = 0.1
 JITTER = f"straggler:jitter=exponential,mean={MEAN}"
 
 
-def _program(sync_every: int) -> Iterator[Op]:
-    """Compute and exchange nothing, again and again."""
-    for version, first in enumerate(range(0, STEPS, sync_every), start=1):
-        yield Compute(first, sync_every)
-        yield Send(0, version, first + sync_every, Bytes(), 1)
-        yield Receive(0, version)
+def _program(sync_every: int | None) -> Iterator[Op]:
+    """Compute and exchange nothing, again and again; None: compute only."""
+    every = sync_every or STEPS
+    for version, first in enumerate(range(0, STEPS, every), start=1):
+        yield Compute(first, every)
+        if sync_every:
+            yield Send(0, version, first + every, Bytes(), 1)
+            yield Receive(0, version)
     yield End()
 
 
-def round_times(sync_every: int, seed: int = 0) -> NDArray[np.float64]:
-    """How long each round takes the workers per step, in nominal steps; (STEPS / sync_every,)."""
+def _timings(sync_every: int | None, seed: int) -> Timings:
+    """What the network's clocks say about the workers under jitter, links being free."""
     faults = Faults([parse_fault(JITTER)], seed, ["a"] * WORKERS)
     compute = faults.compute(FixedSteps((1.0,) * WORKERS))
     timeline = Timeline(Topology.build([Site("a", WORKERS, inf, 0.0)], [], None), compute, "star")
     for worker in range(WORKERS):
         timeline.extend((worker, op) for op in _program(sync_every))
     timeline.advance()
-    syncs = timeline.take().syncs
+    return timeline.take()
+
+
+def round_times(sync_every: int, seed: int = 0) -> NDArray[np.float64]:
+    """How long each round takes the workers per step, in nominal steps; (STEPS / sync_every,)."""
+    syncs = _timings(sync_every, seed).syncs
     ends = np.array([sync.done_s for sync in syncs if sync.worker == 0])
     return np.diff(ends, prepend=0.0) / sync_every
 
 
 def lone_steps(seed: int = 0) -> NDArray[np.float64]:
     """The steps of workers that never wait, in nominal steps; (WORKERS × STEPS,)."""
-    faults = Faults([parse_fault(JITTER)], seed, ["a"] * WORKERS)
-    compute = faults.compute(FixedSteps((1.0,) * WORKERS))
-    return np.concatenate([compute.seconds(worker, 0, STEPS) for worker in range(WORKERS)])
+    return np.concatenate([ends - starts for _, _, starts, ends in _timings(None, seed).steps])
 
 
 def expected_time(sync_every: int) -> float:
@@ -70,7 +75,8 @@ def expected_time(sync_every: int) -> float:
     for k in range(1, sync_every):
         term = term * x / k
         tail += term
-    return 1.0 + MEAN * float(np.trapezoid(1.0 - (1.0 - tail) ** WORKERS, x)) / sync_every
+    late = 1.0 - (1.0 - tail) ** WORKERS
+    return 1.0 + MEAN * float((late[:-1] + late[1:]).sum() / 2 * (x[1] - x[0])) / sync_every
 
 
 def main() -> None:
