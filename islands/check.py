@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from islands.compression import itemsize
+from islands.compression import bits_of, itemsize
 from islands.config import Experiment, load_experiment
 from islands.data import load_corpus
 from islands.errors import InputError
@@ -42,7 +42,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     _read_corpus(experiment)
     parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    width = itemsize(experiment.method.payload_dtype)
+    dtype = experiment.method.payload_dtype
+    dense_bytes = -(-trainable * bits_of(dtype) // 8)
     compute = compute_model(experiment, parameters)
     first = [topology.island_of.index(n) for n in range(len(cluster.islands))]
     names = topology.island_names
@@ -80,9 +81,9 @@ def describe(experiment: Experiment) -> dict[str, Any]:
             for j, b in enumerate(names)
             if i != j
         ],
-        "dense_sync_bytes": trainable * width,
-        "payload_dtype": experiment.method.payload_dtype,
-        "dense_sync_s": collective_seconds(topology, "all_reduce", trainable * width, width),
+        "dense_sync_bytes": dense_bytes,
+        "payload_dtype": dtype,
+        "dense_sync_s": collective_seconds(topology, "all_reduce", dense_bytes, itemsize(dtype)),
     }
 
 

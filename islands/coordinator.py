@@ -116,7 +116,10 @@ class Coordinator:
         """
         job, experiment = self.job, self.job.experiment
         sizes = tuple(shard.tokens for shard in job.shards)
-        shared = Shared(job.layout, self.evaluator.flat.params, shard_sizes=sizes)
+        rate = learning_rate(experiment)
+        shared = Shared(job.layout, self.evaluator.flat.params, shard_sizes=sizes, lr=rate.at)
+        for note in experiment.method.notes(job.layout):
+            self.recorder.event(0.0, "note", experiment.method.name, note)
         engine = Engine(
             method=experiment.method,
             shared=shared,

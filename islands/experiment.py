@@ -81,6 +81,10 @@ def run(
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def say_notes(job: Job) -> None:
+        for note in job.experiment.method.notes(job.layout):
+            say(f"note: {note}")
+
     def begin() -> Path:
         """The result folder, made or cleared at the last moment: a run that is refused costs
         nothing."""
@@ -94,10 +98,12 @@ def run(
         if in_process:
             device = pick_device(experiment, float(torch.cuda.device_count()))
             job = prepare(experiment, per_transfer=transfers == "each", device=device)
+            say_notes(job)
             with LiveDisplay(quiet) as display:
                 summary = run_in_process(job, begin(), display.update)
         else:
             prepared = prepare(experiment, per_transfer=transfers == "each")
+            say_notes(prepared)
             with session(address, say):
                 job = prepared.on(pick_device(experiment, gpus()))
                 summary = _run_on_ray(job, begin, quiet, say)

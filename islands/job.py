@@ -22,6 +22,7 @@ from islands.layout import Layout
 from islands.methods import Method
 from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
+from islands.optim import must_be_available
 from islands.plugins import one_line
 from islands.replica import ReplicaSpec
 from islands.rng import seed_for
@@ -96,6 +97,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     assert data.tokenizer is not None
     assert data.vocab_size is not None
     workers = experiment.cluster.workers
+    must_be_available(experiment.optimizer.name)
     _must_fit("steps", experiment.steps, 3 * 8 * workers * experiment.steps)
     _must_fit("data.batch", data.batch, 8 * data.batch * (data.window + 1))
     if type(experiment.method).close is not Method.close and not experiment.method.timed:
@@ -145,6 +147,8 @@ def arrange(layout: Layout, method: Method) -> Layout:
     fit."""
     try:
         return layout.arranged(method.streams(layout))
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"method: {method.name} has no valid streams: {one_line(error)}"

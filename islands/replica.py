@@ -90,6 +90,7 @@ class Replica:
             learning_rate(experiment),
             weight_decay=experiment.optimizer.weight_decay,
             clip=experiment.optimizer.clip,
+            layout=spec.layout,
         )
         self._batches = spec.batches(tokens)
         self.context = Context(
@@ -139,7 +140,8 @@ class Replica:
                     doing = f"receive of fragment {op.fragment} after step {self.state.step}"
                     self.receive(op.fragment, updates[op.update])
                 else:
-                    answer.snapshots.append((master_bytes(self.state.params), self.buffers.pack()))
+                    shared = self.method.shared_params(self.state)
+                    answer.snapshots.append((master_bytes(shared), self.buffers.pack()))
         except (Exception, SystemExit) as error:
             return answer._replace(failure=f"{doing}: {one_line(error)}")
         return answer

@@ -74,12 +74,14 @@ class Shared:
                      them
     ``slots``        the method's own objects by name: outer optimizers, …
     ``shard_sizes``  tokens of text that each worker draws from
+    ``lr(step)``     the scheduled learning rate of local step ``step``, counted from 0
     """
 
     layout: Layout
     params: Tensor
     slots: dict[str, Any] = field(default_factory=dict)
     shard_sizes: tuple[int, ...] = ()
+    lr: Callable[[int], float] = lambda step: 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,10 @@ class Method(BaseModel):
         """The fragments and their schedules. Default: the whole model after every step."""
         return (Stream(tuple(t.name for t in layout.tensors), period=1, first=1),)
 
+    def notes(self, layout: Layout) -> tuple[str, ...]:
+        """What a user must know about how this method runs on this model, a line each."""
+        return ()
+
     @property
     def settled_after(self) -> int:
         """Local steps after which payloads have their final size; 0 if they have it at once."""
@@ -150,6 +156,10 @@ class Method(BaseModel):
     def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
         """Take in what the round made of the contributions."""
         raise NotImplementedError
+
+    def shared_params(self, state: WorkerState) -> Tensor:
+        """Where the replicas hold the shared parameters: this one's, (N,)."""
+        return state.params
 
     # --- coordinator side -----------------------------------------------------------------------
     def begin_shared(self, shared: Shared) -> None:

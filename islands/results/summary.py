@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from islands.flat import state_sha256
+from islands.results.bandwidth import peak_payload_bytes, ring_bytes
 from islands.results.recorder import RunRecorder
 
 if TYPE_CHECKING:
@@ -35,10 +36,13 @@ def summarize(
     final = losses[-1] if losses else math.nan
     finite = [loss for loss in losses if math.isfinite(loss)]
     target = experiment.eval.target_loss
+    method, parts = experiment.method, job.layout.fragments
+    values = sum((parts[f].stop - parts[f].start) * n for f, n in recorder.sent.items())
     reached = [(s, t) for s, t, loss in recorder.evals if target is not None and loss <= target]
     return {
         "status": status,
         "method": experiment.method.name,
+        "notes": list(experiment.method.notes(job.layout)),
         "islands": len(experiment.cluster.islands),
         "cluster": experiment.cluster.name,
         "model": experiment.model.name,
@@ -59,7 +63,13 @@ def summarize(
         "compute_utilization": compute_s / emulated_s if emulated_s else 1.0,
         "payload_bytes_per_sync": recorder.payload_bytes / max(1, recorder.payloads),
         "payload_bytes_per_step": recorder.payload_bytes / worker_steps,
+        "peak_payload_bytes_per_step": peak_payload_bytes(
+            method.streams(job.layout), recorder.largest, steps
+        ),
         "wire_bytes_per_step": recorder.wire_bytes / worker_steps,
+        "ring_wire_bytes_per_step": ring_bytes(
+            method, workers, values / worker_steps, recorder.payload_bytes / worker_steps
+        ),
         "wire_bytes_total": recorder.wire_bytes,
         "wan_bytes": recorder.wan_bytes,
         "lan_bytes": recorder.lan_bytes,
