@@ -25,11 +25,10 @@ def gpt(**settings: Any) -> Layout:
 
 def blocks_in(cut: Cut) -> list[list[int]]:
     """The numbers of the blocks of each fragment."""
-    numbers = [
+    return [
         sorted({int(n.split(".")[1]) for n in names if n.startswith("blocks.")})
         for names in cut.fragments
     ]
-    return numbers
 
 
 def outside(cut: Cut) -> list[list[str]]:
@@ -118,7 +117,9 @@ def test_more_fragments_than_tensors(embeddings: Any) -> None:
     """Refused; as many as there are tensors is fine, each in its own."""
     layout = Layout.of(build_zoo())
     count = len(layout.tensors)
-    with pytest.raises(InputError, match=rf"^method.fragments: {count + 1} is too large; .* 12 ten"):
+    with pytest.raises(
+        InputError, match=rf"^method.fragments: {count + 1} is too large; .* 12 ten"
+    ):
         cut(layout, count + 1, "strided", embeddings)
     assert {len(names) for names in cut(layout, count, "strided", embeddings).fragments} == {1}
 
