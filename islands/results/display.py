@@ -232,7 +232,7 @@ def final_table(summary: Summary) -> RenderableType:
         for row in rows(summary):
             numbers.add_row(*row)
     parts: list[RenderableType] = [title, "", numbers]
-    for note in summary["notes"]:
+    for note in summary.get("notes", ()):
         parts += ["", Text(f"note: {note}", style="yellow")]
     if summary["links"]:
         parts += ["", _link_table(summary["links"])]
@@ -271,15 +271,17 @@ def _byte_rows(summary: Summary) -> Iterator[Row]:
     rounds = _plural(summary["syncs"], "round")
     payload = exact_bytes(summary["payload_bytes_per_sync"])
     yield "bytes", "payload per sync", payload, f"from each worker in each of {rounds}"
-    peak = exact_bytes(summary["peak_payload_bytes_per_step"])
-    mean = exact_bytes(summary["payload_bytes_per_step"])
-    yield "", "payload per step", mean, f"mean; at most {peak} after one step"
+    peak = summary.get("peak_payload_bytes_per_step")
+    note = ""
+    if peak and peak != summary["payload_bytes_per_sync"]:  # fragments: not all at once
+        note = f"at most {exact_bytes(peak)} after one step"
+    yield "", "payload per step", exact_bytes(summary["payload_bytes_per_step"]), note
     if summary["workers"] == 1:
         yield "", "wire per step", exact_bytes(0), "nobody to synchronise with"
         return
     wire = summary["wire_bytes_per_step"]
     yield "", "wire per step", exact_bytes(wire), _beside_dense(wire, summary)
-    ring = summary["ring_wire_bytes_per_step"]
+    ring = summary.get("ring_wire_bytes_per_step")
     if ring is not None:
         note = f"in fp32; {exact_bytes(ring['requantised'])} if requantised at each hop"
         yield "", "ring of partial sums", exact_bytes(ring["fp32"]), note
