@@ -283,8 +283,8 @@ def _byte_rows(summary: Summary) -> Iterator[Row]:
     yield "", "wire per step", exact_bytes(wire), _beside_dense(wire, summary)
     ring = summary.get("ring_wire_bytes_per_step")
     if ring is not None:
-        note = f"in fp32; {exact_bytes(ring['requantised'])} if requantised at each hop"
-        yield "", "ring of partial sums", exact_bytes(ring["fp32"]), note
+        note = f"partial sums in fp32; {exact_bytes(ring['requantised'])} requantised"
+        yield "", "a ring instead", exact_bytes(ring["fp32"]), note
     yield "", "wire in all", format_bytes(summary["wire_bytes_total"]), "sent by all workers"
     yield "", "over the WAN", format_bytes(summary["wan_bytes"]), "on all links between islands"
     yield "", "inside LANs", format_bytes(summary["lan_bytes"]), ""
