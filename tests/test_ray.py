@@ -19,10 +19,13 @@ from ray.exceptions import RayActorError
 import islands
 from islands import experiment as driver
 from islands.actors.cluster import Actors
+from islands.actors.coordinator import RayWorkers
 from islands.config import Experiment
 from islands.job import prepare
+from islands.plan import Lost, PlanOp, SendOut, Snapshot, Steps
 from islands.results import SCHEMAS
 from islands.results.folder import new_folder
+from tests.test_fault_runs import faulty, schedule, without_clashes
 
 pytestmark = pytest.mark.ray
 
@@ -68,6 +71,47 @@ def test_ray_and_in_process_runs_are_the_same(method: dict[str, Any], tmp_path: 
     on_ray = islands.run(tiny(method), out=tmp_path / "ray")
     alone = islands.run(tiny(method), out=tmp_path / "alone", in_process=True)
     assert_same(on_ray, alone)
+
+
+def test_plans_are_packed_again_unless_they_are_the_same() -> None:
+    """Operations of different classes may be equal as tuples; each still goes out as what it is."""
+    workers = RayWorkers([], [])
+    plans: list[list[PlanOp]] = [[SendOut(0)], [Lost(0)], [Snapshot(False)], [Steps(0)]]
+    packed = [workers._packed(plan, []) for plan in plans]
+    assert len(set(packed)) == len(plans)
+    assert workers._packed(plans[-1], []) is packed[-1]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_faults_are_the_same_on_ray(tmp_path: Path) -> None:
+    """Laws 5 and 10 under twenty random schedules of faults, on actors that go from run to run: the
+    same fate of every part in every round, and the same parameters."""
+    outcomes = []
+    with (
+        driver.Runner(None, in_process=False) as on_ray,
+        driver.Runner(None, in_process=True) as alone,
+    ):
+        for seed in range(1000, 1020):
+            method, faults, parts = schedule(seed)
+            one = faulty(method, *without_clashes(faults), **{**parts, "seed": seed, "steps": 8})
+            found = []
+            for name, runner in (("ray", on_ray), ("alone", alone)):
+                folder = new_folder(tmp_path / f"{name}{seed}", name, overwrite=False)
+                error = None
+                try:
+                    runner.run(prepare(one), folder)
+                except islands.RunError as raised:  # a run in which nobody is left ends so
+                    error = str(raised)
+                result = islands.Result.load(folder)
+                fates, digest = (
+                    result.summary[key] for key in ("contributions", "parameters_sha256")
+                )
+                found.append((error, fates, digest, result.table("syncs")))
+            assert found[0] == found[1], seed
+            outcomes.append(found[0][1])
+    # The schedules reach every fate that a part can have.
+    for fate in ("ok", "late", "dropped", "rejected", "absent"):
+        assert sum(outcome[fate] for outcome in outcomes), fate
 
 
 @pytest.mark.usefixtures("cluster")
