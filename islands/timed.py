@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from islands.cursor import Cursor, moment
 from islands.engine import HOLD_S, STUCK, Engine
 from islands.errors import RunError
+from islands.methods.base import Arrival as Contributed
 from islands.network.timed import Abort, Action, Kill, Launch, Release, Reply, Revive, WakeAt
 from islands.network.timings import Arrival, Closed, Event, Timings, Wake
 from islands.plan import Held
@@ -44,7 +45,7 @@ class Gathering:
 
     opened_s: float = 0.0
     parts: list[Contribution] = field(default_factory=list)  # in the order in which they came
-    late: list[Any] = field(default_factory=list)  # arrivals that count in the next commit
+    late: list[Contributed] = field(default_factory=list)  # count in the next commit
     missing: dict[int, list[int]] = field(default_factory=dict)  # worker -> rounds it is late for
     flying: int | None = None  # the collective under way that is to be committed at its end
     parked: list[Contribution] = field(default_factory=list)  # came while it was under way
@@ -185,14 +186,13 @@ class TimedEngine(Engine):
         if not self._arrived[key]:
             del self._arrived[key]
         part = Contribution(version, arrival)
-        heals_s = self._now_s if self.method.collective == "star" else self._heard_s(worker)
+        heals_s = self._now_s  # an upload has found its way
+        if self.method.collective != "star":
+            heals_s = self._heals(worker, self._now_s)
         if heals_s <= self._now_s:
             self._enter(fragment, part)
         elif heals_s < inf:
             self._wake_at(heals_s, partial(self._hear, fragment, part, self._lives[worker]))
-
-    def _heard_s(self, worker: int) -> float:
-        return self._heals(worker, self._now_s)
 
     def _hear(self, fragment: int, part: Contribution, life: int) -> None:
         """The word of a worker gets through, unless it has died since."""
@@ -255,14 +255,8 @@ class TimedEngine(Engine):
             self._commit(fragment, parts)
             self._act(
                 *(
-                    Reply(
-                        arrival.worker,
-                        fragment,
-                        version,
-                        arrival.payload.size.total,
-                        arrival.payload.itemsize,
-                    )
-                    for version, arrival in parts
+                    Reply(a.worker, fragment, v, a.payload.size.total, a.payload.itemsize)
+                    for v, a in parts
                 )
             )
         elif not self._policy.commits(len(parts)):
