@@ -27,7 +27,7 @@ from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
-from islands.outages import with_outages
+from islands.outages import spared, with_outages
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
 from islands.replica import ReplicaSpec
@@ -144,6 +144,7 @@ class Job:
             per_transfer=self.per_transfer,
             initial_bytes=self.initial_bytes,
             time_scale=experiment.time_scale if self.on_wall_clock else None,
+            spared=() if self.timed else spared(experiment.cluster.topology(), experiment.faults),
         )
 
     def on(self, device: str) -> Job:

@@ -432,6 +432,27 @@ def test_outages_cost_time_and_bytes_only() -> None:
     assert late.summary["emulated_s"] > whole.summary["emulated_s"] + 0.3
 
 
+def test_what_outages_cost_is_told_apart() -> None:
+    """The time lost to each kind of fault is what the run takes longer for it, worker by worker;
+    where rounds close by the clock, only another run tells."""
+    cut = {"kind": "outage", "link": "ab", "from": "300 ms", "to": "900 ms"}
+    split = {"kind": "partition", "groups": [["a"], ["b"]], "from": "1 s", "to": "1500 ms"}
+
+    def clocks(run: Any) -> float:
+        return float(sum(t["elapsed_s"] for t in run.summary["time_by_worker"])) / 4
+
+    whole, one, both = (train(faulty("diloco", *f)) for f in ((), (split,), (cut, split)))
+    assert whole.summary["lost_s"] == {}
+    assert one.summary["lost_s"] == pytest.approx({"partition": clocks(one) - clocks(whole)})
+    lost = both.summary["lost_s"]
+    assert lost == pytest.approx(
+        {"outage": clocks(both) - clocks(one), "partition": clocks(one) - clocks(whole)}
+    )
+    assert min(lost.values()) > 0.1
+    clocked = train(faulty("diloco", cut, policy={"quorum": 2}))
+    assert clocked.summary["lost_s"] == {"outage": None}
+
+
 def test_what_cannot_be_combined_is_refused() -> None:
     """Members by step need rounds that wait for everyone."""
     with pytest.raises(InputError, match="replicas"):

@@ -34,6 +34,9 @@ class Emulation:
         per_transfer: a ledger row per transfer instead of per round and link.
         initial_bytes: the initial model's, handed out before the start.
         time_scale: wall seconds per emulated second; None: nobody waits for the clock.
+        spared: networks without some kind of fault, to tell what it cost: its name, and the
+            topology without it and all kinds before it. Not in timed runs, where it would have been
+            decided otherwise.
     """
 
     topology: Topology
@@ -46,12 +49,14 @@ class Emulation:
     per_transfer: bool = False
     initial_bytes: int = 0
     time_scale: float | None = None
+    spared: tuple[tuple[str, Topology], ...] = ()
 
-    def timeline(self) -> Timeline:
-        """Idle links, clocks at zero, the initial model handed out."""
+    def timeline(self, topology: Topology | None = None) -> Timeline:
+        """Idle links, clocks at zero, the initial model handed out; ``topology`` instead of the
+        run's own."""
         kind = TimedTimeline if self.timed else Timeline
         timeline = kind(
-            self.topology,
+            topology or self.topology,
             self.compute,
             self.collective,
             scheme="star" if self.collective == "star" else self.scheme,
@@ -65,19 +70,30 @@ class Emulation:
 
     def network(self) -> LocalNetwork:
         """The network at the start of a run, on the clock that was asked for."""
+        spared = [(kind, self.timeline(topology)) for kind, topology in self.spared]
         if self.time_scale is None:
-            return LocalNetwork(self.timeline())
-        return LocalNetwork(Paced(self.timeline(), self.time_scale))
+            return LocalNetwork(self.timeline(), spared)
+        return LocalNetwork(Paced(self.timeline(), self.time_scale), spared)
 
 
 class LocalNetwork:
-    """A timeline called directly; what the engine's ``Network`` says of each method holds here."""
+    """A timeline called directly; what the engine's ``Network`` says of each method holds here.
 
-    def __init__(self, timeline: Timeline | Paced) -> None:
+    ``spared`` are timelines of the same operations without a kind of fault, by its name.
+    """
+
+    def __init__(
+        self, timeline: Timeline | Paced, spared: Sequence[tuple[str, Timeline]] = ()
+    ) -> None:
         self._timeline = timeline
+        self._spared = spared
 
     def extend(self, ops: Sequence[tuple[int, Op]]) -> None:
         self._timeline.extend(ops)
+        for _, timeline in self._spared:
+            timeline.extend(ops)
+            timeline.advance()
+            timeline.take()
 
     def results(self, wait: bool) -> Iterable[Timings]:
         """Emulated clock only: on the wall clock times come from ``decide``."""
@@ -101,4 +117,13 @@ class LocalNetwork:
         if isinstance(self._timeline, Timeline):
             while self._timeline.advance() is not None:
                 pass  # nobody decides any more
-        return self._timeline.end()
+        timings = self._timeline.end()
+        before = timings.clocks
+        for kind, timeline in self._spared:
+            after = timeline.end().clocks
+            # Where it stalled, or was interrupted, the two have not done the same.
+            if [clock.compute_s for clock in before] == [clock.compute_s for clock in after]:
+                lost_s = sum(b.clock_s - a.clock_s for b, a in zip(before, after, strict=True))
+                timings.lost_s[kind] = lost_s
+            before = after
+        return timings

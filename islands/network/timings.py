@@ -99,8 +99,9 @@ class Timings:
     ``steps`` holds (worker, first step, starts, ends), the last two float64 arrays in seconds.
     ``marks`` holds (step, moment when the last worker passed it). ``spent`` has the wire bytes that
     are in no sync: those of all syncs and these are the run's. ``clocks`` has every worker's as
-    of now, ``links`` the totals so far of every link. ``stalled`` says why the run can never go on,
-    ``pace``, in the end, how well the wall clock was kept.
+    of now, ``links`` the totals so far of every link. ``stalled`` says why the run can never go on.
+    In the end, ``pace`` says how well the wall clock was kept, and ``lost_s`` by how much each kind
+    of fault of the network delayed the workers, summed over them.
     """
 
     steps: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = field(
@@ -114,6 +115,7 @@ class Timings:
     links: dict[str, LinkTotals] = field(default_factory=dict)
     stalled: str | None = None
     pace: Pace | None = None
+    lost_s: dict[str, float] = field(default_factory=dict)
 
 
 def wait_parts(

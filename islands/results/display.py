@@ -321,8 +321,11 @@ def _trouble_rows(summary: Summary) -> Iterator[Row]:
         wasted = format_bytes(summary["wasted_bytes"])
         yield "", "wasted", wasted, Text("payloads not combined, rounds run again", style="yellow")
     for kind, seconds in summary["lost_s"].items():
-        share = Text(f"lost to {kind}, mean over workers", style="yellow")
-        yield "", "", format_seconds(seconds), share
+        if seconds is None:
+            what, lost = f"how much was lost to {kind}, only a run without it tells", "?"
+        else:
+            what, lost = f"lost to {kind}, mean over workers", format_seconds(seconds)
+        yield "", "", lost, Text(what, style="yellow")
 
 
 def _beside_dense(wire: float, summary: Summary) -> str:

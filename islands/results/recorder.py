@@ -206,6 +206,7 @@ class RunRecorder:
         self.clocks = timings.clocks
         self.links = timings.links
         self.pace = timings.pace
+        self.lost_s.update(timings.lost_s)
         if time.monotonic() - self._last_flush > FLUSH_EVERY_S:
             self.flush()
 

@@ -115,7 +115,10 @@ def summarize(
         "dropped_syncs": recorder.status["dropped"],
         "rejected_payloads": recorder.status["rejected"],
         "wasted_bytes": recorder.wasted_bytes,
-        "lost_s": {kind: lost / workers for kind, lost in sorted(_lost(job, recorder).items())},
+        "lost_s": {
+            kind: None if lost is None else lost / workers
+            for kind, lost in sorted(_lost(job, recorder).items())
+        },
         "unsynced_steps": recorder.unsynced_steps,
         "corpus_sha256": job.corpus.sha256,
         "shards": experiment.data.shards,
@@ -133,14 +136,19 @@ def summarize(
     }
 
 
-def _lost(job: Job, recorder: RunRecorder) -> dict[str, float]:
+def _lost(job: Job, recorder: RunRecorder) -> dict[str, float | None]:
     """Emulated seconds that each kind of fault cost, over all workers; of jitter it may be less
-    than nothing."""
+    than nothing.
+
+    None: it cannot be told without another run, because a link's fault decided what was trained, or
+    the run did not get to its end.
+    """
     found = Counter(recorder.lost_s)
+    told = {"outage", "partition"} & {fault.kind for fault in job.experiment.faults}
     if isinstance(job.compute, Stretched):
         for worker in range(job.workers):
             for first, last in job.faults.spans(worker, job.experiment.steps):
                 taken = min(last, recorder.steps_done) - first
                 if taken > 0:
                     found.update(job.compute.lost_s(worker, first, taken))
-    return dict(found)
+    return {**dict.fromkeys(told), **found}
