@@ -90,7 +90,7 @@ class TimedEngine(Engine):
         self._dead: set[int] = set()
         self._gone: set[int] = set()  # dead for good
         self._noticed: set[int] = set()  # dead, and nobody waits for them
-        self._fresh: set[int] = set()  # came back, and have not sent yet
+        self._fresh: set[int] = set()  # came back, and were in no round yet: none waits for them
         self._joining: list[int] = []  # wait for a replica to start from
         self._done = [0] * len(self._cursors)  # local steps whose times are certain
         self._lives = [0] * len(self._cursors)  # how often each worker was stopped
@@ -202,7 +202,6 @@ class TimedEngine(Engine):
     def _enter(self, fragment: int, part: Contribution) -> None:
         worker, gathering = part.arrival.worker, self._open[fragment]
         part = part._replace(arrival=replace(part.arrival, time_s=self._now_s))
-        self._fresh.discard(worker)
         if gathering.flying is not None:
             gathering.parked.append(part)
         elif numbers := gathering.missing.pop(worker, []):
@@ -251,6 +250,9 @@ class TimedEngine(Engine):
         gathering = self._open[fragment]
         parts = sorted(gathering.parts, key=lambda part: part.arrival.worker)
         gathering.parts, gathering.opened_s, gathering.wakes_s = [], self._now_s, inf
+        # Only now: who has come back is at another step than the others until a round has brought
+        # them together, and meanwhile they would wait for each other in rounds of two fragments.
+        self._fresh -= {part.arrival.worker for part in parts}
         if self.method.collective == "star":
             self._commit(fragment, parts)
             self._act(
