@@ -8,8 +8,8 @@ committed, neither parameters nor outer momentum move, and nobody adopts anythin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from math import isnan
+from dataclasses import dataclass, field, replace
+from math import inf, isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -68,6 +68,20 @@ class Admission(NamedTuple):
     update: Update
     nbytes: int
     versions: tuple[int, ...]
+
+
+@dataclass
+class Gathering:
+    """The open round of one fragment, where rounds close by the clock."""
+
+    opened_s: float = 0.0
+    parts: list[Contribution] = field(default_factory=list)  # in the order in which they came
+    late: list[Arrival] = field(default_factory=list)  # count in the next commit
+    missing: dict[int, list[int]] = field(default_factory=dict)  # worker -> rounds it is late for
+    flying: int | None = None  # the collective under way that is to be committed at its end
+    parked: list[Contribution] = field(default_factory=list)  # are for the round after this one
+    launched: int | None = None  # the latest collective, which an anchor has to wait for
+    wakes_s: float = inf
 
 
 class Rounds:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -25,32 +25,17 @@ from typing import TYPE_CHECKING, Any
 from islands.cursor import Cursor, moment
 from islands.engine import HOLD_S, STUCK, Engine
 from islands.errors import RunError
-from islands.methods.base import Arrival as Contributed
 from islands.network.timed import Abort, Action, Kill, Launch, Release, Reply, Revive, WakeAt
 from islands.network.timings import Arrival, Closed, Event, Timings, Wake
 from islands.plan import Held
 from islands.protocols import Part
-from islands.rounds import Admission, Contribution, Outcome
+from islands.rounds import Admission, Contribution, Gathering, Outcome
 from islands.schedule import program
 from islands.trace import Mark, Pass
 
 if TYPE_CHECKING:
     from islands.faults import Faults
     from islands.policy import Policy
-
-
-@dataclass
-class Gathering:
-    """The open round of one fragment."""
-
-    opened_s: float = 0.0
-    parts: list[Contribution] = field(default_factory=list)  # in the order in which they came
-    late: list[Contributed] = field(default_factory=list)  # count in the next commit
-    missing: dict[int, list[int]] = field(default_factory=dict)  # worker -> rounds it is late for
-    flying: int | None = None  # the collective under way that is to be committed at its end
-    parked: list[Contribution] = field(default_factory=list)  # came while it was under way
-    launched: int | None = None  # the latest collective, which an anchor has to wait for
-    wakes_s: float = inf
 
 
 class TimedEngine(Engine):
@@ -202,13 +187,23 @@ class TimedEngine(Engine):
     def _enter(self, fragment: int, part: Contribution) -> None:
         worker, gathering = part.arrival.worker, self._open[fragment]
         part = part._replace(arrival=replace(part.arrival, time_s=self._now_s))
-        if gathering.flying is not None:
+        # With a whole period of overlap a worker is ready again while its last round is open.
+        if gathering.flying is not None or worker in {p.arrival.worker for p in gathering.parts}:
             gathering.parked.append(part)
         elif numbers := gathering.missing.pop(worker, []):
             self._come_late(fragment, part, numbers)
         else:
             gathering.parts.append(part)
             self._check(fragment)
+
+    def _enter_parked(self, fragment: int) -> None:
+        """The next round is open, unless the last one's collective still is under way."""
+        gathering = self._open[fragment]
+        if gathering.flying is None:
+            parked, gathering.parked = gathering.parked, []
+            for part in parked:
+                if part.arrival.worker not in self._dead:
+                    self._enter(fragment, part)
 
     def _expected(self) -> set[int]:
         """Whom an open round waits for. A death that nobody has noticed changes nothing."""
@@ -273,16 +268,14 @@ class TimedEngine(Engine):
                 self._flying[number] = (fragment, parts)
             else:
                 self._commit(fragment, parts)
+        self._enter_parked(fragment)
 
     def _land(self, number: int) -> None:
         """A collective has ended for everyone in it."""
         fragment, parts = self._flying.pop(number)
-        gathering = self._open[fragment]
-        gathering.flying = None
-        parked, gathering.parked = gathering.parked, []
+        self._open[fragment].flying = None
         self._commit(fragment, parts)
-        for part in parked:
-            self._enter(fragment, part)
+        self._enter_parked(fragment)
 
     def _commit(self, fragment: int, parts: list[Contribution]) -> None:
         gathering = self._open[fragment]
@@ -412,16 +405,16 @@ class TimedEngine(Engine):
             what = f"fragment {fragment}: the survivors of {len(parts)} run it again"
             self._recorder.event(self._now_s, "aborted", f"collective {number}", what)
             # Who came meanwhile joins them, unless it is late for an earlier round.
-            late = [p for p in gathering.parked if p.arrival.worker in gathering.missing]
-            again = [*parts, *(p for p in gathering.parked if p not in late)]
-            gathering.parts = [p for p in again if p.arrival.worker not in self._dead]
-            gathering.parked = late
+            again = {part.arrival.worker: part for part in parts}
+            for part in gathering.parked:
+                if part.arrival.worker not in gathering.missing:
+                    again.setdefault(part.arrival.worker, part)
+            gathering.parts = [part for w, part in again.items() if w not in self._dead]
+            joined = {id(part) for part in gathering.parts}
+            gathering.parked = [part for part in gathering.parked if id(part) not in joined]
             if gathering.parts:
                 self._close(fragment)
-            if gathering.flying is None:
-                gathering.parked = []
-                for part in late:
-                    self._enter(fragment, part)
+            self._enter_parked(fragment)
         for fragment in range(len(self._open)):
             self._check(fragment)
 
