@@ -42,6 +42,14 @@ def test_the_files_are_valid(tmp_path: Path) -> None:
     assert experiment.resolved().optimizer.lr == 3e-3
 
 
+def test_the_faults_are_valid(tmp_path: Path) -> None:
+    """The README's faults, policy and all, in a file."""
+    (tmp_path / "faults.yaml").write_text(block("faults-example"), encoding="utf-8")
+    experiment = Experiment.load(tmp_path / "faults.yaml")
+    assert len(experiment.faults) == 4
+    assert experiment.policy.quorum == 3
+
+
 def test_both_commands_are_one_line() -> None:
     """One line installs and runs the main job, one installs and runs the tests."""
     assert block("run-command").count("\n") == block("test-command").count("\n") == 1

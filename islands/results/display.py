@@ -322,7 +322,7 @@ def _trouble_rows(summary: Summary) -> Iterator[Row]:
         yield "", "wasted", wasted, Text("payloads not combined, rounds run again", style="yellow")
     for kind, seconds in summary["lost_s"].items():
         if seconds is None:
-            what, lost = f"how much was lost to {kind}, only a run without it tells", "?"
+            what, lost = f"lost to {kind}: a run without it would tell", "?"
         else:
             what, lost = f"lost to {kind}, mean over workers", format_seconds(seconds)
         yield "", "", lost, Text(what, style="yellow")
