@@ -146,11 +146,14 @@ class Engine:
         self._admissions: dict[int, Admission] = {}
         # Where training stops until a round has closed, no answer is of use before the last one.
         self._in_step = not any(s.overlap for s in self._streams)
+        # Not if a result may come with control bytes, which must be told before what follows.
+        self._tells_ahead = wall and not faults.drops and self._roster.everyone
         # The network simulates only as far as it is asked to.
         self._asked = wall
         self._arrived: dict[RoundKey, dict[int, Arrival]] = {}
         # What workers handed over for an evaluation, or for others to start from.
         self._snapshots: dict[Moment, dict[int, Held]] = {}
+        self._evaluated = 0  # after so many local steps, the last time
         self._ops: list[tuple[int, Op]] = []
         self._handed_over = time.monotonic()
         self._most_steps = FIRST_STEPS
@@ -197,6 +200,8 @@ class Engine:
     def run(self) -> None:
         """Train to the end. Raises RunError if a worker fails or the emulated network stalls for
         ever, Interrupted if asked to stop."""
+        if not self._roster.last_step:
+            raise RunError("nobody is there at the beginning")
         self._declare()
         self._go_on()
         while not self._over():
@@ -398,7 +403,7 @@ class Engine:
         result. So what others are to get at the same moment is known at that moment, and not only
         when this one has begun to go on."""
         cursor = self._cursors[worker]
-        if self._wall and not cursor.told:
+        if self._tells_ahead and not cursor.told:
             coming = cursor.to_next_step()
             for action in coming:
                 self._tell(worker, action)
@@ -471,6 +476,7 @@ class Engine:
             return False
         params, buffers = [held.params for held in found], self._rounds.statistics(found)
         self._recorder.evaluated(mark.step, self._evaluate(params, buffers))
+        self._evaluated = mark.step
         return True
 
     def _try_admit(self, step: Pass) -> bool:

@@ -326,6 +326,10 @@ class Crash(Aimed):
 
 # ----------------------------------------------------------------------------------------- reading
 
+#: Faults that change when something happens and nothing else, as long as rounds wait for everyone;
+#: in the order in which they are left out to see what each costs.
+TIMED_KINDS = ("outage", "partition", "pause", "slow", "straggler")
+
 Fault: TypeAlias = (
     Straggler | Slow | Pause | Drop | Outage | Partition | Crash | Leave | Join | Corrupt
 )

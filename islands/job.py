@@ -7,7 +7,7 @@ exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf, nan
 
@@ -18,6 +18,7 @@ from islands.compression.formats import Buffer
 from islands.config import Cluster, Experiment
 from islands.data import Corpus, Shard, load_corpus, split
 from islands.errors import InputError
+from islands.fault_kinds import TIMED_KINDS
 from islands.faults import Faults
 from islands.fields import MEASURED
 from islands.flat import pack_state
@@ -27,11 +28,12 @@ from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
-from islands.outages import spared, with_outages
+from islands.outages import with_outages
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
 from islands.replica import ReplicaSpec
 from islands.rng import seed_for
+from islands.stragglers import Stretched
 from islands.units import format_bytes, format_seconds
 from islands.warm_start import distinct, load_model, warm_up
 
@@ -109,11 +111,13 @@ class Job:
         clocked = experiment.policy.timed or self.faults.crashes_happen
         return experiment.method.timed or clocked
 
-    def heals(self, worker: int, time_s: float) -> float:
-        """From when on a worker can reach the coordinator that wants to at ``time_s``; infinite:
-        never. Links that are cut hold up the word that it is ready."""
+    def heals(self, worker: int, time_s: float, both: bool = False) -> float:
+        """From when on a worker can reach the coordinator that wants to at ``time_s``, and with
+        ``both`` also be reached; infinite: never. Links that are cut hold up the word that it is
+        ready."""
         topology = self.topology
-        route = topology.routes[topology.island_of[worker]][topology.coordinator_island]
+        here, there = topology.island_of[worker], topology.coordinator_island
+        route = [*topology.routes[here][there], *(topology.routes[there][here] if both else ())]
         while True:
             blocked_s = time_s
             for link in route:
@@ -144,8 +148,20 @@ class Job:
             per_transfer=self.per_transfer,
             initial_bytes=self.initial_bytes,
             time_scale=experiment.time_scale if self.on_wall_clock else None,
-            spared=() if self.timed else spared(experiment.cluster.topology(), experiment.faults),
+            spared=() if self.timed else tuple(self._spared()),
         )
+
+    def _spared(self) -> Iterator[tuple[str, Topology, ComputeModel]]:
+        """Links and speeds without one kind of fault after the other, as far as there are any."""
+        faults, topology, compute = self.experiment.faults, self.topology, self.compute
+        for kind in TIMED_KINDS:
+            kept = tuple(fault for fault in faults if fault.kind != kind)
+            if len(kept) < len(faults):
+                topology = with_outages(self.experiment.cluster.topology(), kept)
+                if isinstance(compute, Stretched):
+                    compute = compute.without(kind)
+                yield kind, topology, compute
+            faults = kept
 
     def on(self, device: str) -> Job:
         """The same job with its workers on another device."""

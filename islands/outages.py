@@ -166,15 +166,3 @@ def with_outages(topology: Topology, faults: Sequence[Fault]) -> Topology:
             link = replace(link, bandwidth=steps)
         links.append(link)
     return replace(topology, links=tuple(links)) if found else topology
-
-
-def spared(topology: Topology, faults: Sequence[Fault]) -> tuple[tuple[str, Topology], ...]:
-    """To tell what each kind of fault of a network costs: its name, and the network without it and
-    all kinds before it, as far as there are any. ``topology`` is without all."""
-    found: list[tuple[str, Topology]] = []
-    for kind in ("outage", "partition"):
-        kept = [fault for fault in faults if fault.kind != kind]
-        if len(kept) < len(faults):
-            found.append((kind, with_outages(topology, kept)))
-        faults = kept
-    return tuple(found)

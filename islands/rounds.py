@@ -190,7 +190,10 @@ class Rounds:
             self.tell((fragment, version), worker, told)
         if committed:
             self.latest[fragment] = Latest(update, size, max(p.arrival.step for p in parts))
-        self._record(fragment, number, parts, status, expected, gone)
+        unheard = {
+            w for w, fate in fates.items() if fate.down and not fate.up and update is not None
+        }
+        self._record(fragment, number, parts, status, expected, gone, unheard)
         return committed
 
     def admission(self, found: Sequence[Held]) -> Admission:
@@ -288,6 +291,7 @@ class Rounds:
         status: dict[int, str],
         expected: Collection[int],
         gone: Collection[int],
+        unheard: Collection[int],
     ) -> None:
         versions = {arrival.worker: version for version, arrival in parts}
         # Where a method closes rounds as it likes, nobody is missing from them.
@@ -301,6 +305,7 @@ class Rounds:
                     status.get(w, "absent"),
                     versions[w] if self._method.timed else number,
                     passes=w not in gone,
+                    unheard=w in unheard and self._method.anchored,
                 )
                 for w in all_
                 if w not in expected

@@ -44,6 +44,11 @@ class Stretched:
         stretched = [seconds for _, seconds in self._stretch(worker, first, count)]
         return stretched[-1] if stretched else self._base.seconds(worker, first, count)
 
+    def without(self, kind: str) -> ComputeModel:
+        """The same without the faults of a kind; what the others draw stays as it is."""
+        faults = [[(n, fault) for n, fault in own if fault.kind != kind] for own in self._faults]
+        return Stretched(self._base, self._seed, faults) if any(faults) else self._base
+
     def lost_s(self, worker: int, first: int, count: int) -> dict[str, float]:
         """What each kind of fault added to these steps, in seconds, in the order in which they
         stretch them; less than 0 where jitter made them shorter."""

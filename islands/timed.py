@@ -4,81 +4,60 @@ Times decide here what is trained, so each decision is taken at an emulated mome
 the network's events. The network never simulates past the earliest moment at which some worker
 could still send, and stops at every event for what follows from it.
 
-A round gathers the workers that are ready, closes by its policy, and its collective begins. Who
-comes later is late: it sends nothing, and goes on by the policy's rule. A worker dies at a moment
-that the faults set. After ``detect`` it is noticed: the collective that it was in is aborted, the
-survivors run it again, and nobody waits for it any more. So where workers may die, a round commits
-only when the last of its members is done. Who comes back starts from the shared parameters, and
-counts as a member again from its first full round on.
+A worker dies at a moment that the faults set. That is noticed after ``detect``, or when it comes
+back before that: the collective that it was in is aborted, the survivors run it again, and nobody
+waits for it any more. Who comes back starts from the shared parameters, and counts as a member
+again from its first full round on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from islands.cursor import Cursor, moment
-from islands.engine import HOLD_S, STUCK, Engine
+from islands.engine import HOLD_S, STUCK
 from islands.errors import RunError
-from islands.network.timed import Abort, Action, Kill, Launch, Release, Reply, Revive, WakeAt
+from islands.gathering import GatheringEngine
+from islands.network.timed import Abort, Kill, Revive
 from islands.network.timings import Arrival, Closed, Event, Timings, Wake
 from islands.plan import Held
-from islands.protocols import Part
-from islands.rounds import Admission, Contribution, Gathering, Outcome
-from islands.schedule import program
+from islands.rounds import Admission, Contribution
+from islands.schedule import Due, program
 from islands.trace import Mark, Pass
 
 if TYPE_CHECKING:
     from islands.faults import Faults
-    from islands.policy import Policy
+
+#: Deaths in a row, without a round that commits, after which nothing is taken to come any more.
+MOST_DEATHS = 1000
 
 
-class TimedEngine(Engine):
+class TimedEngine(GatheringEngine):
     """Drives a run in which the clock decides.
 
     ``policy`` closes rounds; ``detect_s``: how long a death goes unnoticed; ``heals(worker, s)``:
-    from when on a worker can reach the coordinator, if it wants to at ``s``.
+    from when on a worker can reach the coordinator, if it wants to at ``s``, and with ``both`` also
+    be reached.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        faults: Faults,
-        detect_s: float,
-        eval_every: int,
-        heals: Callable[[int, float], float],
-        **parts: Any,
-    ) -> None:
-        super().__init__(policy=policy, faults=faults, eval_every=eval_every, **parts)
-        self._policy = policy
+    def __init__(self, *, faults: Faults, detect_s: float, eval_every: int, **parts: Any) -> None:
+        super().__init__(
+            faults=faults, eval_every=eval_every, mortal=faults.crashes_happen, **parts
+        )
         self._eval_every = eval_every
         self._detect_s = detect_s
-        self._heals = heals
         self._asked = True
-        self._open = [Gathering() for _ in self._streams]
         self._passed: deque[tuple[int, float]] = deque()
-        self._now_s = 0.0
-        self._numbers = count(1)
-        self._flying: dict[int, tuple[int, list[Contribution]]] = {}
-        self._wakes: dict[int, Callable[[], None]] = {}
-        self._tags = count()
         self._deaths: list[Iterator[tuple[float, float]]] = [
             faults.crashes(worker) for worker in range(len(self._cursors))
         ]
-        self._mortal = faults.crashes_happen
-        self._dead: set[int] = set()
         self._gone: set[int] = set()  # dead for good
-        self._noticed: set[int] = set()  # dead, and nobody waits for them
-        self._fresh: set[int] = set()  # came back, and were in no round yet: none waits for them
-        self._joining: list[int] = []  # wait for a replica to start from
+        self._unnoticed: dict[int, tuple[int, ...]] = {}  # dead -> collectives that it broke off
         self._done = [0] * len(self._cursors)  # local steps whose times are certain
-        self._lives = [0] * len(self._cursors)  # how often each worker was stopped
         self._drained = False
         self._agenda.clear()  # rounds close, and evaluations are due, by the clock
 
@@ -90,9 +69,10 @@ class TimedEngine(Engine):
 
     def _over(self) -> bool:
         if self._gone and len(self._gone) == len(self._cursors):
-            self._hand_over()
+            self._act(*(Abort(number) for number in self._flying))
             self._nobody_comes()
-            raise RunError("nobody is left: every worker has died and none comes back")
+            self._evaluate_last()
+            raise RunError("nobody is left: every worker has died or is cut off, for good")
         return self._drained
 
     def _turn(self) -> None:
@@ -136,7 +116,15 @@ class TimedEngine(Engine):
         """The run is over: who has not come to a round was absent from it."""
         for fragment, gathering in enumerate(self._open):
             self._absent(fragment, gathering.missing)
-            gathering.missing = {}
+            self._recorder.unused(sum(late.payload.size.total for late in gathering.late))
+            gathering.missing, gathering.late = {}, []
+
+    def _evaluate_last(self) -> None:
+        """The shared parameters as the last round left them, unless they were evaluated since."""
+        step = self._common_step()
+        if self.method.shared_in == "coordinator" and step > self._evaluated:
+            loss = self._evaluate([], self._rounds.statistics(()))
+            self._recorder.evaluated(step, loss, self._now_s)
 
     def _evaluate_passed(self, event: Event | None) -> None:
         while self._passed and (event is None or self._passed[0][1] < event.time_s):
@@ -148,205 +136,11 @@ class TimedEngine(Engine):
 
     def _take_times(self, timings: Timings) -> None:
         super()._take_times(timings)
+        # Workers go on without an event, so this may be after the latest one.
+        self._now_s = max(self._now_s, timings.now_s)
         for worker, first, starts, _ in timings.steps:
             self._done[worker] = first + len(starts)
         self._recorder.spent(sum(spent.wire_bytes for spent in timings.spent))
-
-    def _act(self, *actions: Action) -> list[Any]:
-        """Let the network do something at the moment of the latest event."""
-        self._hand_over()
-        return list(self._network.act(actions))
-
-    def _wake_at(self, time_s: float, what: Callable[[], None]) -> None:
-        tag = next(self._tags)
-        self._wakes[tag] = what
-        self._act(WakeAt(time_s, tag))
-
-    # --- gathering --------------------------------------------------------------------------------
-    def _arrive(self, worker: int, fragment: int, version: int) -> None:
-        """A worker is ready, or its upload is there: the coordinator hears of it at once, or when a
-        link on the way is not cut any more."""
-        key = (fragment, version)
-        arrival = replace(self._arrived[key].pop(worker), time_s=self._now_s)
-        if not self._arrived[key]:
-            del self._arrived[key]
-        part = Contribution(version, arrival)
-        heals_s = self._now_s  # an upload has found its way
-        if self.method.collective != "star":
-            heals_s = self._heals(worker, self._now_s)
-        if heals_s <= self._now_s:
-            self._enter(fragment, part)
-        elif heals_s < inf:
-            self._wake_at(heals_s, partial(self._hear, fragment, part, self._lives[worker]))
-
-    def _hear(self, fragment: int, part: Contribution, life: int) -> None:
-        """The word of a worker gets through, unless it has died since."""
-        if self._lives[part.arrival.worker] == life:
-            self._enter(fragment, part)
-
-    def _enter(self, fragment: int, part: Contribution) -> None:
-        worker, gathering = part.arrival.worker, self._open[fragment]
-        part = part._replace(arrival=replace(part.arrival, time_s=self._now_s))
-        # With a whole period of overlap a worker is ready again while its last round is open.
-        if gathering.flying is not None or worker in {p.arrival.worker for p in gathering.parts}:
-            gathering.parked.append(part)
-        elif numbers := gathering.missing.pop(worker, []):
-            self._come_late(fragment, part, numbers)
-        else:
-            gathering.parts.append(part)
-            self._check(fragment)
-
-    def _enter_parked(self, fragment: int) -> None:
-        """The next round is open, unless the last one's collective still is under way."""
-        gathering = self._open[fragment]
-        if gathering.flying is None:
-            parked, gathering.parked = gathering.parked, []
-            for part in parked:
-                if part.arrival.worker not in self._dead:
-                    self._enter(fragment, part)
-
-    def _expected(self) -> set[int]:
-        """Whom an open round waits for. A death that nobody has noticed changes nothing."""
-        return {
-            worker
-            for worker, cursor in enumerate(self._cursors)
-            if not cursor.ended or (worker in self._dead and worker not in self._noticed)
-            if worker not in self._noticed and worker not in self._fresh
-        }
-
-    def _check(self, fragment: int) -> None:
-        """Close the round if it is time, or come back when it will be."""
-        gathering = self._open[fragment]
-        if gathering.flying is not None or not gathering.parts:
-            return
-        came = {part.arrival.worker for part in gathering.parts}
-        alive = len(self._expected() | came)
-        if self.method.timed:
-            arrivals = [part.arrival for part in gathering.parts]
-            if self.method.close(arrivals, alive, self._now_s):
-                self._close(fragment)
-            return
-        times = [part.arrival.time_s for part in gathering.parts]
-        closes_s = self._policy.closes_at(gathering.opened_s, times, alive)
-        if closes_s <= self._now_s:
-            self._close(fragment)
-        elif closes_s < gathering.wakes_s:
-            gathering.wakes_s = closes_s
-            self._wake_at(closes_s, partial(self._look_again, fragment, closes_s))
-
-    def _look_again(self, fragment: int, wakes_s: float) -> None:
-        if self._open[fragment].wakes_s == wakes_s:
-            self._open[fragment].wakes_s = inf
-            self._check(fragment)
-
-    # --- closing ----------------------------------------------------------------------------------
-    def _close(self, fragment: int) -> None:
-        """Nobody else gets into this round: start its collective, or let everyone go on."""
-        gathering = self._open[fragment]
-        parts = sorted(gathering.parts, key=lambda part: part.arrival.worker)
-        gathering.parts, gathering.opened_s, gathering.wakes_s = [], self._now_s, inf
-        # Only now: who has come back is at another step than the others until a round has brought
-        # them together, and meanwhile they would wait for each other in rounds of two fragments.
-        self._fresh -= {part.arrival.worker for part in parts}
-        if self.method.collective == "star":
-            self._commit(fragment, parts)
-            self._act(
-                *(
-                    Reply(a.worker, fragment, v, a.payload.size.total, a.payload.itemsize)
-                    for v, a in parts
-                )
-            )
-        elif not self._policy.commits(len(parts)):
-            self._commit(fragment, parts)
-            self._act(*(Release(a.worker, fragment, version, 0) for version, a in parts))
-        else:
-            number = gathering.launched = next(self._numbers)
-            members = tuple((arrival.worker, version) for version, arrival in parts)
-            self._act(Launch(members, fragment, number, self._mortal))
-            if self._mortal:
-                gathering.flying = number
-                self._flying[number] = (fragment, parts)
-            else:
-                self._commit(fragment, parts)
-        self._enter_parked(fragment)
-
-    def _land(self, number: int) -> None:
-        """A collective has ended for everyone in it."""
-        fragment, parts = self._flying.pop(number)
-        self._open[fragment].flying = None
-        self._commit(fragment, parts)
-        self._enter_parked(fragment)
-
-    def _commit(self, fragment: int, parts: list[Contribution]) -> None:
-        gathering = self._open[fragment]
-        came = {part.arrival.worker for part in parts}
-        number = self._rounds.closed[fragment] + 1
-        expected = set() if self.method.timed else self._expected() - came
-        donors = [part for part in parts if part.arrival.worker not in self._dead]
-        donate = Pass(-number) if self._joining and donors else None
-        late, gathering.late = gathering.late, []
-        committed = self._rounds.close(
-            fragment,
-            parts,
-            late=late,
-            expected=expected,
-            gone=self._dead,
-            donate=None if donate is None else (donors[0].arrival.worker, donate),
-        )
-        if committed:
-            for worker in expected:
-                gathering.missing.setdefault(worker, []).append(number)
-        else:
-            gathering.late = late
-            self._absent(fragment, {worker: [number] for worker in expected})
-        if donate is not None:
-            self._admit_joining(donate, donors[0])
-
-    def _absent(self, fragment: int, missed: dict[int, list[int]]) -> None:
-        """Workers that never came to these rounds."""
-        parts = [
-            Part(worker, fragment, number, "absent", number)
-            for worker in sorted(missed)
-            for number in missed[worker]
-        ]
-        if parts:
-            self._recorder.missed(parts)
-
-    def _come_late(self, fragment: int, part: Contribution, numbers: list[int]) -> None:
-        """A worker is ready for a round that closed without it: by the policy's rule its payload
-        counts in the next one, or for nothing."""
-        version, arrival = part
-        worker, gathering = arrival.worker, self._open[fragment]
-        weight, latest = self._policy.late_weight, self._rounds.latest[fragment]
-        assert latest is not None
-        self._absent(fragment, {worker: numbers[1:]})
-        if self.method.shared_in == "replicas":
-            late = Part(worker, fragment, version, "late", numbers[0], passes=False)
-            self._recorder.missed([late])
-            self._catch_up(worker)
-            return
-        self._recorder.missed(
-            [Part(worker, fragment, version, "late", numbers[0], passes=True, used=bool(weight))]
-        )
-        if weight is not None:
-            gathering.late.append(replace(arrival, weight=weight))
-        shared = self.method.shared_in == "coordinator"
-        outcome = Outcome(
-            latest.update if shared else None,
-            self._rounds.versions[fragment],
-            adopt=weight is not None,
-            lost=weight is None,
-            control_bytes=latest.nbytes if shared else 0,
-        )
-        self._rounds.tell((fragment, version), worker, outcome)
-        self._act(Release(worker, fragment, version, 0, gathering.launched))
-
-    def _catch_up(self, worker: int) -> None:
-        """A replica that must stay equal to the others was too slow: it starts anew from one of
-        them, as after a death, but keeps what it has not sent."""
-        self._stop_worker(worker)
-        self._noticed.add(worker)  # nobody waits for it
-        self._joining.append(worker)
 
     # --- deaths -----------------------------------------------------------------------------------
     def _next_death(self, worker: int) -> None:
@@ -371,58 +165,98 @@ class TimedEngine(Engine):
         self._recorder.stopped(worker, self._done[worker])
         return tuple(unfinished)
 
-    def _die(self, worker: int, away_s: float) -> None:
-        finished = max(self._done[worker], self._cursors[worker].starts_at) >= self._steps
-        if finished or worker in self._dead:  # it took its last step, or is being replaced
-            return
-        unfinished = self._stop_worker(worker)
-        self._fresh.discard(worker)
+    def _catch_up(self, worker: int) -> None:
+        """It starts anew from one of the others, as after a death, but keeps what it has not
+        sent."""
+        self._stop_worker(worker)
+        self._noticed.add(worker)  # nobody waits for it
+        self._joining.append(worker)
+
+    def _lose(self, worker: int, kind: str, detail: str) -> None:
+        """The worker is away, and what it was part of is broken off."""
+        self._unnoticed[worker] = self._stop_worker(worker)
+        self._fresh.pop(worker, None)
         for fragment, gathering in enumerate(self._open):
             for waiting in (gathering.parts, gathering.parked):
                 waiting[:] = [part for part in waiting if part.arrival.worker != worker]
             self._absent(fragment, {worker: gathering.missing.pop(worker, [])})
-        self._recorder.event(self._now_s, "crash", f"worker {worker}", _for_how_long(away_s))
+        self._recorder.event(self._now_s, kind, f"worker {worker}", detail)
+        notices_s = self._now_s + self._detect_s
+        self._wake_at(notices_s, partial(self._notice, worker, self._lives[worker]))
+
+    def _die(self, worker: int, away_s: float) -> None:
+        if max(self._done[worker], self._cursors[worker].starts_at) >= self._steps:
+            return  # it took its last step
+        if worker in self._dead:  # it waits for something to start from
+            if worker not in self._gone:
+                self._next_death(worker)
+            return
+        self._died += 1
+        if self._died > MOST_DEATHS:
+            raise RunError(
+                f"workers died {MOST_DEATHS:,} times since the last round that was committed: they "
+                "get nowhere; let them live longer (mtbf), or synchronise more often"
+            )
+        self._lose(worker, "crash", _for_how_long(away_s))
         self._recorder.lost("crash", worker, away_s if away_s < inf else self._detect_s)
-        self._wake_at(self._now_s + self._detect_s, partial(self._notice, worker, unfinished))
         if away_s < inf:
             self._wake_at(self._now_s + away_s, partial(self._come_back, worker))
             self._next_death(worker)
         else:
-            self._gone.add(worker)
-            self._recorder.absent(worker, self._done[worker], self._steps)
+            self._leave(worker)
 
-    def _notice(self, worker: int, unfinished: tuple[int, ...]) -> None:
+    def _leave(self, worker: int) -> None:
+        """It never comes back."""
+        self._gone.add(worker)
+        self._recorder.absent(worker, self._done[worker], self._steps)
+
+    def _cut_off(self, worker: int) -> None:
+        """As a death for good: it could train on, but nobody would ever hear of it."""
+        self._lose(worker, "cut off", "for good: no link to the coordinator comes back")
+        self._leave(worker)
+
+    def _notice(self, worker: int, life: int) -> None:
         """A death is noticed: the survivors run again what it broke off."""
-        if worker in self._dead:
-            self._noticed.add(worker)
-        for number in unfinished:
+        if self._lives[worker] != life or worker not in self._unnoticed:
+            return
+        self._noticed.add(worker)
+        for number in self._unnoticed.pop(worker):
             if number not in self._flying:
                 continue
             fragment, parts = self._flying.pop(number)
             gathering = self._open[fragment]
             gathering.flying = None
             self._act(Abort(number))
-            what = f"fragment {fragment}: the survivors of {len(parts)} run it again"
-            self._recorder.event(self._now_s, "aborted", f"collective {number}", what)
             # Who came meanwhile joins them, unless it is late for an earlier round.
-            again = {part.arrival.worker: part for part in parts}
+            again = {p.arrival.worker: p for p in parts if p.arrival.worker not in self._dead}
+            survivors = len(again)
             for part in gathering.parked:
                 if part.arrival.worker not in gathering.missing:
                     again.setdefault(part.arrival.worker, part)
-            gathering.parts = [part for w, part in again.items() if w not in self._dead]
+            gathering.parts = list(again.values())
             joined = {id(part) for part in gathering.parts}
             gathering.parked = [part for part in gathering.parked if id(part) not in joined]
+            what = f"the {survivors} survivors run it again" if survivors else "nobody survived it"
+            what = f"fragment {fragment}: {what}"
+            self._recorder.event(self._now_s, "aborted", f"collective {number}", what)
             if gathering.parts:
                 self._close(fragment)
             self._enter_parked(fragment)
         for fragment in range(len(self._open)):
             self._check(fragment)
 
+    # --- coming back ------------------------------------------------------------------------------
     def _come_back(self, worker: int) -> None:
         """The downtime is over: start from what the coordinator has, or as soon as a replica can
         hand over what it has."""
+        self._notice(worker, self._lives[worker])  # if nobody has: here it is again
+        heals_s = self._heals(worker, self._now_s, both=True)
         others = [w for w, c in enumerate(self._cursors) if not c.ended and w not in self._dead]
-        if self.method.shared_in == "coordinator" or not others:
+        if heals_s == inf:
+            self._leave(worker)
+        elif heals_s > self._now_s:
+            self._wake_at(heals_s, partial(self._come_back, worker))
+        elif self.method.shared_in == "coordinator" or not others:
             self._admit(worker, self._rounds.admission(()), self._common_step())
         else:
             self._joining.append(worker)
@@ -431,8 +265,9 @@ class TimedEngine(Engine):
         """After how many local steps the latest commits were."""
         return max((latest.step for latest in self._rounds.latest if latest is not None), default=0)
 
-    def _admit_joining(self, donate: Pass, donor: Contribution) -> None:
-        """A round has closed: those who wait start from what one of its members has then."""
+    def _admit_joining(self, donate: Pass, donor: Contribution, fragment: int) -> None:
+        if self._wall:  # its result is there, but is to be told only with the next events
+            self._delivered.add((donor.arrival.worker, fragment, donor.version))
         while moment(donate) not in self._snapshots:
             self._go_on()
             if moment(donate) not in self._snapshots:
@@ -461,7 +296,9 @@ class TimedEngine(Engine):
             self._absent(fragment, {worker: gathering.missing.pop(worker, [])})
         self._dead.discard(worker)
         self._noticed.discard(worker)
-        self._fresh.add(worker)
+        coming = program(self._streams, self._steps, 0, first=step, versions=versions)
+        firsts = (action.fragment for action in coming if isinstance(action, Due))
+        self._fresh[worker] = next(firsts, None)
         self._recorder.absent(worker, self._done[worker], step)
         self._act(Revive(worker, self._now_s, step))
         what = f"goes on after step {step}"

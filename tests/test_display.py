@@ -60,6 +60,7 @@ SUMMARY: dict[str, Any] = {
     "contributions": {"ok": 80, "late": 0, "dropped": 0, "rejected": 0, "absent": 0},
     "wasted_bytes": 0,
     "lost_s": {},
+    "dropped_results": 0,
     "payload_bytes_per_sync": 10_752.0,
     "payload_bytes_per_step": 215.04,
     "wire_bytes_per_step": 322.56,

@@ -36,8 +36,9 @@ class Diverged(EachArrival):
 
 def paced(job: Job, scale: float, clock: FakeClock) -> LocalNetwork:
     """The job's network on a clock of the test's own."""
-    timeline = job.emulation().timeline()
-    return LocalNetwork(Paced(timeline, scale, now=clock.now, sleep=clock.sleep))
+    emulation = job.emulation()
+    timeline = Paced(emulation.timeline(), scale, now=clock.now, sleep=clock.sleep)
+    return LocalNetwork(timeline, emulation.without_faults())
 
 
 # --- whole runs
@@ -137,6 +138,49 @@ def watched(job: Job, scale: float, *take_s: float) -> tuple[Run, Watched]:
     run = train(wall, network=paced(wall, scale, clock), spy=spy)
     assert run.error is None
     return run, found[0]
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "drop": {"faults": [{"kind": "drop", "probability": 0.4}]},
+    "drop-down": {"faults": [{"kind": "drop", "probability": 0.4, "direction": "down"}]},
+    "slow-quorum": {
+        "faults": [{"kind": "slow", "factor": 3.0, "worker": 3}],
+        "policy": {"quorum": 2},
+    },
+    "late": {
+        "faults": [{"kind": "straggler", "mean": 0.5}],
+        "policy": {"deadline": "60 ms", "late": "apply_next"},
+    },
+    "crash": {
+        "faults": [{"kind": "crash", "worker": 2, "at": "340 ms", "downtime": "300 ms"}],
+        "detect": "50 ms",
+    },
+    "crash-seen-late": {
+        "faults": [{"kind": "crash", "worker": 2, "at": "340 ms", "downtime": "20 ms"}],
+        "detect": "1 s",
+    },
+    "mtbf": {"faults": [{"kind": "crash", "mtbf": "700 ms", "downtime": "100 ms"}]},
+    "members": {"replicas": [[0, 2], [5, 4], [9, 3]]},
+    "outage": {"faults": [{"kind": "outage", "link": "ab", "from": "300 ms", "to": "700 ms"}]},
+}
+
+
+@pytest.mark.parametrize("method", ["dense", "diloco", "local_sgd", "helpers:Fragments"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_the_same_on_both_clocks(name: str, method: str) -> None:
+    """Law 5 where something goes wrong: who is late, dropped or dead is decided in emulated time,
+    and control bytes cross the links at the same moments."""
+    chosen: dict[str, Any] = {"name": method}
+    if method != "dense":
+        chosen["sync_every"] = 3
+    job = prepare(experiment(method=chosen, **FAULTS[name]))
+    emulated = train(job)
+    assert emulated.error is None
+    wall = replace(job, experiment=job.experiment.model_copy(update={"clock": "wall"}))
+    for shuffle in (None, 1):
+        run = train(wall, shuffle=shuffle, network=paced(wall, 0.1, FakeClock()))
+        assert run.error is None
+        assert_identical(emulated, run)
 
 
 @pytest.mark.parametrize("name", ["dense", "diloco", "each"])

@@ -34,9 +34,8 @@ class Emulation:
         per_transfer: a ledger row per transfer instead of per round and link.
         initial_bytes: the initial model's, handed out before the start.
         time_scale: wall seconds per emulated second; None: nobody waits for the clock.
-        spared: networks without some kind of fault, to tell what it cost: its name, and the
-            topology without it and all kinds before it. Not in timed runs, where it would have been
-            decided otherwise.
+        spared: to tell what each kind of fault costs: its name, and links and speeds without it and
+            all kinds before it. Not in timed runs, where it would have been decided otherwise.
     """
 
     topology: Topology
@@ -49,15 +48,21 @@ class Emulation:
     per_transfer: bool = False
     initial_bytes: int = 0
     time_scale: float | None = None
-    spared: tuple[tuple[str, Topology], ...] = ()
+    spared: tuple[tuple[str, Topology, ComputeModel], ...] = ()
 
-    def timeline(self, topology: Topology | None = None) -> Timeline:
-        """Idle links, clocks at zero, the initial model handed out; ``topology`` instead of the
-        run's own."""
+    def timeline(self) -> Timeline:
+        """Idle links, clocks at zero, the initial model handed out."""
+        return self._timeline(self.topology, self.compute)
+
+    def without_faults(self) -> list[tuple[str, Timeline]]:
+        """The same without each kind of fault of ``spared``."""
+        return [(kind, self._timeline(links, speeds)) for kind, links, speeds in self.spared]
+
+    def _timeline(self, topology: Topology, compute: ComputeModel) -> Timeline:
         kind = TimedTimeline if self.timed else Timeline
         timeline = kind(
-            topology or self.topology,
-            self.compute,
+            topology,
+            compute,
             self.collective,
             scheme="star" if self.collective == "star" else self.scheme,
             ring_order=self.ring_order,
@@ -70,10 +75,10 @@ class Emulation:
 
     def network(self) -> LocalNetwork:
         """The network at the start of a run, on the clock that was asked for."""
-        spared = [(kind, self.timeline(topology)) for kind, topology in self.spared]
+        timeline, others = self.timeline(), self.without_faults()
         if self.time_scale is None:
-            return LocalNetwork(self.timeline(), spared)
-        return LocalNetwork(Paced(self.timeline(), self.time_scale), spared)
+            return LocalNetwork(timeline, others)
+        return LocalNetwork(Paced(timeline, self.time_scale), others)
 
 
 class LocalNetwork:
@@ -121,8 +126,7 @@ class LocalNetwork:
         before = timings.clocks
         for kind, timeline in self._spared:
             after = timeline.end().clocks
-            # Where it stalled, or was interrupted, the two have not done the same.
-            if [clock.compute_s for clock in before] == [clock.compute_s for clock in after]:
+            if timeline.left == self._timeline.left:  # not so if it stalled, or was interrupted
                 lost_s = sum(b.clock_s - a.clock_s for b, a in zip(before, after, strict=True))
                 timings.lost_s[kind] = lost_s
             before = after

@@ -95,6 +95,11 @@ class Paced:
             self._start = self._now()
         self._timeline.extend(ops)
 
+    @property
+    def left(self) -> list[int]:
+        """As of a Timeline."""
+        return self._timeline.left
+
     def act(self, actions: Sequence[Action]) -> list[Result]:
         """Decide about what was let out last. Whoever dies gets nothing any more."""
         if not isinstance(self._timeline, TimedTimeline):

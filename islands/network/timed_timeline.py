@@ -185,6 +185,7 @@ class TimedTimeline(Timeline):
             later.syncs = [sync for sync in found.syncs if sync.passed_s > until_s]
             found.syncs = [sync for sync in found.syncs if sync.passed_s <= until_s]
         found.marks = self._marks.take(until_s)
+        found.now_s = self.now_s
         return found
 
     def end(self) -> Timings:

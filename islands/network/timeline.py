@@ -176,6 +176,11 @@ class Timeline:
         return self.take()
 
     @property
+    def left(self) -> list[int]:
+        """How many operations of each worker have not happened yet."""
+        return [len(worker.ops) for worker in self._workers]
+
+    @property
     def links(self) -> dict[str, LinkTotals]:
         """Totals of every WAN link and LAN over the collectives completed so far."""
         return self._ledger.links

@@ -97,7 +97,8 @@ class Timings:
     """What became known since the last :meth:`Timeline.take`.
 
     ``steps`` holds (worker, first step, starts, ends), the last two float64 arrays in seconds.
-    ``marks`` holds (step, moment when the last worker passed it). ``spent`` has the wire bytes that
+    ``marks`` holds (step, moment when the last worker passed it), ``now_s`` is how far a timed run
+    has come. ``spent`` has the wire bytes that
     are in no sync: those of all syncs and these are the run's. ``clocks`` has every worker's as
     of now, ``links`` the totals so far of every link. ``stalled`` says why the run can never go on.
     In the end, ``pace`` says how well the wall clock was kept, and ``lost_s`` by how much each kind
@@ -113,6 +114,7 @@ class Timings:
     spent: list[Spent] = field(default_factory=list)
     clocks: list[WorkerClock] = field(default_factory=list)
     links: dict[str, LinkTotals] = field(default_factory=dict)
+    now_s: float = 0.0
     stalled: str | None = None
     pace: Pace | None = None
     lost_s: dict[str, float] = field(default_factory=dict)

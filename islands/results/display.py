@@ -308,6 +308,7 @@ def _byte_rows(summary: Summary) -> Iterator[Row]:
 def _trouble_rows(summary: Summary) -> Iterator[Row]:
     for label, key, what in (
         ("dropped", "dropped_syncs", "contributions"),
+        ("unheard", "dropped_results", "results lost on their way to a worker"),
         ("rejected", "rejected_payloads", "payloads"),
         ("unsynced", "unsynced_steps", "local steps"),
     ):

@@ -69,7 +69,8 @@ class RunRecorder:
         self._losses_at: dict[int, float] = {}
         self._times_at: dict[int, float] = {}
         self._last_flush = time.monotonic()
-        self.rounds = 0
+        self.rounds = 0  # that have rows
+        self.unheard = 0  # results that were lost on their way to a worker
         self.status: Counter[str] = Counter()
         self.payload_bytes = 0
         self.payloads = 0
@@ -90,8 +91,8 @@ class RunRecorder:
         self._steps.absent(worker, first, last)
 
     def closed(self, parts: Sequence[Part]) -> None:
-        self.rounds += 1
-        self._parts.extend(parts)
+        self._parts.append(parts[0]._replace(first=True))
+        self._parts.extend(parts[1:])
 
     def missed(self, parts: Sequence[Part]) -> None:
         """More is known of rounds that closed before."""
@@ -124,6 +125,10 @@ class RunRecorder:
         self.wire_bytes += wire_bytes
         self.wasted_bytes += wire_bytes
 
+    def unused(self, nbytes: int) -> None:
+        """Payloads that were to count in a later round, which never came."""
+        self.wasted_bytes += nbytes
+
     def lost(self, kind: str, worker: int, seconds: float) -> None:
         """Emulated time that a kind of fault cost a worker."""
         self.lost_s[kind] = self.lost_s.get(kind, 0.0) + seconds
@@ -133,8 +138,11 @@ class RunRecorder:
         writer = self._tables["similarity"]
         writer.append(**dict(zip(writer.schema.names, columns, strict=True)))
 
-    def evaluated(self, step: int, loss: float) -> None:
+    def evaluated(self, step: int, loss: float, time_s: float | None = None) -> None:
+        """``time_s``: the moment, unless the network will tell it."""
         self._losses_at[step] = loss
+        if time_s is not None:
+            self._times_at[step] = time_s
         self._write_evals()
 
     def traced(self, ops: Sequence[tuple[int, Op]]) -> None:
@@ -226,8 +234,9 @@ class RunRecorder:
 
     @property
     def steps_done(self) -> int:
-        """Local steps that every worker has taken and that have their times."""
-        return self._steps.written
+        """Local steps that every worker has taken, or takes no part in, and that have their times;
+        none after the last one that anybody took."""
+        return self._steps.done
 
     @property
     def steps_taken(self) -> int:
@@ -254,7 +263,7 @@ class RunRecorder:
     @property
     def unsynced_steps(self) -> int:
         """Local steps of a worker that are in no committed round; 0 at a run's regular end."""
-        return max(0, self._steps.written - min(self.synced_at))
+        return max(0, self.steps_done - min(self.synced_at))
 
     # --- rows -------------------------------------------------------------------------------------
     def _write_syncs(self) -> None:
@@ -267,6 +276,7 @@ class RunRecorder:
                 break
             self._parts.popleft()
             self.status[part.status] += 1
+            self.rounds += part.first
             if not passes:
                 # Who was absent has made no payload for this round; its own count may be the same.
                 absent = part.status == "absent"
@@ -281,6 +291,10 @@ class RunRecorder:
             times = (sync.ready_s, sync.done_s, sync.wait_s)
             rows.append((*key, size.total, *size, *times, part.status))
             self.wire_bytes += sync.wire_bytes
+            if part.unheard:
+                self.unheard += 1
+                what = f"fragment {part.fragment} version {part.number}: the result"
+                self.event(sync.done_s, "dropped", f"worker {sync.worker}", what)
             if part.status == "ok":
                 self.synced_at[sync.fragment] = sync.step
             else:

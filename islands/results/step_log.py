@@ -25,6 +25,14 @@ class StepLog:
         self.written = 0
 
     @property
+    def done(self) -> int:
+        """How many are written, up to the last one that anybody took."""
+        if self._there[:, self.written - 1].any():
+            return self.written
+        taken = np.flatnonzero(self._there[:, : self.written].any(axis=0))
+        return int(taken[-1]) + 1 if len(taken) else 0
+
+    @property
     def taken(self) -> int:
         """Steps of all workers together that are written."""
         return int(self._there[:, : self.written].sum())

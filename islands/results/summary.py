@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from islands.fault_kinds import TIMED_KINDS
 from islands.flat import state_sha256
 from islands.results.pace_rows import pace_summary
 from islands.results.recorder import RunRecorder
@@ -113,6 +114,7 @@ def summarize(
         "syncs": recorder.rounds,
         "contributions": {fate: recorder.status[fate] for fate in FATES},
         "dropped_syncs": recorder.status["dropped"],
+        "dropped_results": recorder.unheard,
         "rejected_payloads": recorder.status["rejected"],
         "wasted_bytes": recorder.wasted_bytes,
         "lost_s": {
@@ -140,15 +142,16 @@ def _lost(job: Job, recorder: RunRecorder) -> dict[str, float | None]:
     """Emulated seconds that each kind of fault cost, over all workers; of jitter it may be less
     than nothing.
 
-    None: it cannot be told without another run, because a link's fault decided what was trained, or
-    the run did not get to its end.
+    It is by how much later the workers end than on the same operations without it. Where rounds
+    close by the clock something else would have been trained, so there it is only what the workers
+    themselves lost: longer steps, being away. None: it cannot be told.
     """
     found = Counter(recorder.lost_s)
-    told = {"outage", "partition"} & {fault.kind for fault in job.experiment.faults}
-    if isinstance(job.compute, Stretched):
+    if job.timed and isinstance(job.compute, Stretched):
         for worker in range(job.workers):
             for first, last in job.faults.spans(worker, job.experiment.steps):
                 taken = min(last, recorder.steps_done) - first
                 if taken > 0:
                     found.update(job.compute.lost_s(worker, first, taken))
-    return {**dict.fromkeys(told), **found}
+    there = set(TIMED_KINDS) & {fault.kind for fault in job.experiment.faults}
+    return {**dict.fromkeys(there), **found}
