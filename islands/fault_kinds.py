@@ -64,6 +64,10 @@ class FaultPart(Part):
         return ",".join(f"{key}={value}" for key, value in found.items() if key != "kind")
 
 
+#: A step takes at most so many times longer: beyond that numbers lose their meaning.
+MOST = 1e6
+
+
 class Aimed(FaultPart):
     """A fault of some workers: those of the numbers ``worker``, all of the islands ``island``, or
     everyone."""
@@ -96,8 +100,8 @@ class Straggler(Aimed):
 
     kind: Literal["straggler"] = "straggler"
     jitter: Literal["exponential", "lognormal", "gamma", "normal"] = "exponential"
-    mean: NonNegative = 0.1
-    std: NonNegative | None = None
+    mean: Annotated[NonNegative, Field(le=MOST)] = 0.1
+    std: Annotated[NonNegative, Field(le=MOST)] | None = None
 
     @property
     def spread(self) -> float:
@@ -112,6 +116,10 @@ class Straggler(Aimed):
             )
         if self.jitter in ("lognormal", "gamma") and not self.mean:
             raise FieldError("mean", f"0 is too small; a {self.jitter} has a mean of more than 0")
+        if self.jitter in ("lognormal", "gamma") and self.spread > MOST * self.mean:
+            raise FieldError(
+                "std", f"{self.spread:g} is too large; it must be at most {MOST:g} times the mean"
+            )
         return self
 
 
@@ -119,7 +127,7 @@ class Slow(Aimed):
     """Every step takes ``factor`` times its nominal time."""
 
     kind: Literal["slow"] = "slow"
-    factor: Positive
+    factor: Annotated[Positive, Field(le=MOST)]
 
 
 class Pause(Aimed):
@@ -131,6 +139,15 @@ class Pause(Aimed):
     kind: Literal["pause"] = "pause"
     every: Duration
     lasting: Duration
+
+    @model_validator(mode="after")
+    def _fits(self) -> Pause:
+        if self.lasting > MOST * self.every:
+            raise FieldError(
+                "lasting",
+                f"{format_time(self.lasting)} is too long; it must be at most {MOST:g} times every",
+            )
+        return self
 
 
 # --------------------------------------------------------------------------------- rounds, members
@@ -161,6 +178,8 @@ class Drop(Aimed):
             raise FieldError("anchor", "has no use with direction: up, which loses no result")
         if self.direction == "down" and self.on_drop != "restore":
             raise FieldError("on_drop", "has no use with direction: down, which loses no payload")
+        if self.probability == 1 and self.burst > 1:
+            raise FieldError("burst", f"{self.burst:g} has no use with probability 1; leave it out")
         least = inf if self.probability == 1 else 1 / (1 - self.probability)
         if 1 < self.burst < least:
             raise FieldError(
@@ -169,6 +188,12 @@ class Drop(Aimed):
                 f"{least:.3g} in a row, so it must be 1 or at least that",
             )
         return self
+
+
+def _first_and_last(value: object) -> object:
+    if value is None or (isinstance(value, list | tuple) and len(value) == 2):
+        return tuple(value) if value else None
+    raise InputError(f"{shown(value)} is not a first and a last round, such as [2, 5]")
 
 
 class Corrupt(Aimed):
@@ -183,7 +208,7 @@ class Corrupt(Aimed):
     how: Literal["nan", "inf", "scale", "flip", "truncate", "bits"]
     factor: Annotated[float, Field(strict=True)] = 10.0
     probability: Probability = 1.0
-    rounds: tuple[Count, Count] | None = None
+    rounds: Annotated[tuple[Count, Count] | None, BeforeValidator(_first_and_last)] = None
 
     @model_validator(mode="after")
     def _fits(self) -> Corrupt:

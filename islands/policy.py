@@ -160,6 +160,8 @@ def read_policy(value: object) -> Policy:
     if isinstance(value, str):
         if value != "all":
             hint = nearest(value, ["all", *Policy.model_fields])
+            if value in Policy.model_fields:
+                hint = f"; write for example {{{value}: …}}"
             raise InputError(f"{shown(value)} is neither 'all' nor a mapping of settings{hint}")
         return Policy()
     if not isinstance(value, Mapping):

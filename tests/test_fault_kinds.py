@@ -140,7 +140,7 @@ def test_the_policy_all_is_written_as_one_word() -> None:
         ("slow:factor=2,wroker=1", "faults.0.wroker: unknown key 'wroker'; did you mean 'worker'?"),
         ("drop:probability=.5,direction=u", "faults.0.direction: 'u' is not one of both, up, down"),
         ("drop:probability=.5,burst=1.5", "faults.0.burst: 1.5 is too small; rounds that are"),
-        ("drop:probability=1,burst=3", "faults.0.burst: 3 is too small"),
+        ("drop:probability=1,burst=3", "faults.0.burst: 3 has no use"),
         ("drop:probability=1,burst=0.5", "faults.0.burst: 0.5 is too small; it must be at least 1"),
         ("drop:probability=1,direction=up,anchor=last_received", "faults.0.anchor: has no use"),
         ("drop:probability=1,direction=down,on_drop=lose", "faults.0.on_drop: has no use"),

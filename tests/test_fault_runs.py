@@ -340,6 +340,123 @@ def test_a_mean_time_between_failures() -> None:
     assert run.rows("events", "kind").count("crash") > 3
 
 
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("downtime", ["0 s", "20 ms", "300 ms"])
+def test_who_is_back_before_its_death_is_noticed(method: str, downtime: str) -> None:
+    """Its return is the notice: what it broke off is run again at once."""
+    crash = {"kind": "crash", "worker": 2, "at": "340 ms", "downtime": downtime}
+    again = {"kind": "crash", "mtbf": "2 s", "downtime": downtime}
+    for faults in ([crash], [crash, again]):
+        run = train(faulty(method, *faults))  # detect: 1 s
+        assert run.error is None
+        must_add_up(run, 4)
+        died = next(t for t, kind in run.rows("events", "emulated_s", "kind") if kind == "crash")
+        for time_s, kind in run.rows("events", "emulated_s", "kind"):
+            if kind == "aborted" and len(faults) == 1:
+                assert died <= time_s <= died + 0.3 + 1e-9
+
+
+def test_all_come_back_together() -> None:
+    """Policy all waits for everyone alive, also if everyone has just come back."""
+    run = train(faulty("diloco", {"kind": "crash", "at": "340 ms", "downtime": "200 ms"}))
+    assert run.error is None
+    must_add_up(run, 4)
+    assert run.summary["contributions"]["late"] == 0
+    assert ("nobody survived it" in str(run.rows("events", "detail"))) == (
+        "aborted" in run.rows("events", "kind")
+    )
+
+
+def test_a_rejoiner_waits_for_its_link() -> None:
+    """What it starts from does not pass a link that is cut."""
+    crash = {"kind": "crash", "worker": 2, "at": "250 ms", "downtime": "100 ms"}
+    cut = {"kind": "partition", "islands": ["b"], "from": "200 ms", "to": "900 ms"}
+    run = train(faulty("diloco", crash, cut, detect="10 ms"))
+    assert run.error is None
+    back = [t for t, kind in run.rows("events", "emulated_s", "kind") if kind == "rejoin"]
+    assert back == pytest.approx([0.9])
+
+
+@pytest.mark.parametrize("method", ["dense", "diloco", "fragments"])
+def test_who_is_cut_off_for_good_is_gone(method: str) -> None:
+    """With a quorum on the coordinator's side that goes on to the end; the others are absent."""
+    cut = {"kind": "partition", "islands": ["a"], "from": "250 ms"}
+    run = train(faulty(method, cut, policy={"quorum": 2}))
+    if run.error is None:
+        must_add_up(run, 4)
+        assert run.rows("events", "kind").count("cut off") == 2
+        assert {w for w, step in run.rows("steps", "worker", "step") if step == 12} == {0, 1}
+    else:  # the cut came upon a collective under way
+        assert "cut for good" in str(run.error)
+
+
+def test_workers_that_die_faster_than_they_get_on() -> None:
+    """The run ends and says why."""
+    run = train(faulty("diloco", {"kind": "crash", "mtbf": "5 ms", "downtime": "0 s"}))
+    assert "died 1,000 times" in str(run.error)
+
+
+@pytest.mark.parametrize("fault", [{"kind": "leave", "step": 0}, {"kind": "join", "step": 5}])
+@pytest.mark.parametrize("method", ["dense", "diloco"])
+def test_nobody_at_the_beginning(method: str, fault: dict[str, Any]) -> None:
+    """A clear message, and an empty summary."""
+    run = train(faulty(method, fault))
+    assert "nobody is there at the beginning" in str(run.error)
+    assert run.summary["steps"] == run.summary["syncs"] == 0
+
+
+def test_a_failed_run_counts_what_there_was() -> None:
+    """Steps, rounds and the last loss are those in the tables, bytes on the way are wasted."""
+    run = train(
+        faulty("diloco", {"kind": "crash", "at": "800 ms"}, eval={"every": 0, "windows": 1})
+    )
+    last = max(run.rows("steps", "step"))
+    assert run.summary["steps"] == last < 12
+    assert run.summary["syncs"] == len(set(run.rows("syncs", "version")))
+    assert run.rows("evals", "step")[-1] == max(run.rows("syncs", "step"))
+    aborted = train(faulty("diloco", {"kind": "crash", "at": "340 ms"}))
+    assert aborted.summary["wasted_bytes"] == aborted.summary["wire_bytes_total"] > 0
+    assert "values" in aborted.rows("transfers", "kind")
+
+
+def test_a_result_that_is_lost_on_its_way_is_told() -> None:
+    """Everyone's contribution counts, and events say who did not hear of it."""
+    drop = {"kind": "drop", "probability": 0.5, "direction": "down"}
+    run = train(faulty("diloco", drop))
+    told = [d for kind, d in run.rows("events", "kind", "detail") if kind == "dropped"]
+    assert len(told) == run.summary["dropped_results"] > 0
+    assert all(detail.endswith(": the result") for detail in told)
+    assert train(faulty("dense", drop)).summary["dropped_results"] == 0
+
+
+def test_what_came_too_late_for_any_round_is_wasted() -> None:
+    """A late payload that was to count in the next round, which never came."""
+    slow = {"kind": "slow", "factor": 2.0, "worker": 3}
+    late = {"deadline": "50 ms", "late": "apply_next"}
+    run = train(faulty("diloco", slow, policy=late))
+    payload = run.summary["payload_bytes_per_sync"]
+    assert run.summary["wasted_bytes"] in (payload, 0.0)
+    last = [row for row in run.rows("syncs", "version", "status") if row[1] == "late"]
+    assert (run.summary["wasted_bytes"] > 0) == (last[-1][0] == run.summary["syncs"])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "straggler", "mean": 0.5},
+        {"kind": "slow", "factor": 2.0, "worker": 1},
+        {"kind": "pause", "every": "300 ms", "lasting": "200 ms"},
+    ],
+)
+def test_what_a_slow_worker_costs_is_everybodys_time(fault: dict[str, Any]) -> None:
+    """Those who wait for it lose as much."""
+    whole, run = train(faulty("dense")), train(faulty("dense", fault))
+    ends = [[t["elapsed_s"] for t in r.summary["time_by_worker"]] for r in (run, whole)]
+    lost = (sum(ends[0]) - sum(ends[1])) / 4
+    assert run.summary["lost_s"] == pytest.approx({fault["kind"]: lost})
+    assert lost > 0.1
+
+
 # ------------------------------------------------------------------------------- any schedule
 
 
