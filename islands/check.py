@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from islands.cluster import BACKBONE, DEFAULT, DOWNLINK, UPLINK, Cluster
-from islands.compression import itemsize
+from islands.compression import bits_of, itemsize
 from islands.config import Experiment, load_experiment
 from islands.data import load_corpus
 from islands.errors import InputError
@@ -55,7 +55,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     _read_corpus(experiment)
     parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    width = itemsize(experiment.method.payload_dtype)
+    dtype = experiment.method.payload_dtype
+    dense_bytes = -(-trainable * bits_of(dtype) // 8)
     compute = compute_model(experiment, parameters)
     first = [topology.island_of.index(n) for n in range(len(cluster.islands))]
     names = topology.island_names
@@ -90,10 +91,10 @@ def describe(experiment: Experiment) -> dict[str, Any]:
             if i != j
         ],
         "ring_order": [names[island] for island in topology.ring_islands(order)],
-        "dense_sync_bytes": trainable * width,
-        "payload_dtype": experiment.method.payload_dtype,
+        "dense_sync_bytes": dense_bytes,
+        "payload_dtype": dtype,
         "dense_sync_s": collective_seconds(
-            steady(topology), "all_reduce", trainable * width, width, ring_order=order
+            steady(topology), "all_reduce", dense_bytes, itemsize(dtype), ring_order=order
         ),
     }
 

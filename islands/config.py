@@ -126,7 +126,7 @@ class DataConfig(Part):
 class OptimizerConfig(Part):
     """The inner optimizer. ``clip`` bounds the gradient's norm, null switches it off."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: Positive | None = None
     warmup: Index | None = None
     schedule: Literal["cosine", "constant"] = "cosine"

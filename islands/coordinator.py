@@ -129,7 +129,10 @@ class Coordinator:
             seed=experiment.seed,
             mean=policy.mean,
             trim=policy.trim,
+            lr=learning_rate(experiment).at,
         )
+        for note in experiment.method.notes(job.layout):
+            self.recorder.event(0.0, "note", experiment.method.name, note)
         drive = partial(
             TimedEngine,
             detect_s=experiment.detect or 0.0,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator
 
 from islands.errors import InputError, nearest
-from islands.fault_kinds import Aimed, Crash, Drop, Fault, Join, Leave
+from islands.fault_kinds import Aimed, Corrupt, Crash, Drop, Fault, Join, Leave
 from islands.faults import Faults
 from islands.outages import Edge
 from islands.policy import Policy
@@ -163,6 +163,18 @@ def check_method(faults: Sequence[Fault], policy: Policy, method: Method) -> Non
                 f"{method.name} measures from no anchor that a worker could keep; leave it at "
                 "'current'",
             )
+    returned = any(
+        isinstance(fault, Corrupt | Crash)
+        or (isinstance(fault, Drop) and fault.direction != "down" and fault.on_drop == "restore")
+        for fault in faults
+    )
+    if (returned or policy.timed) and not method.restores:
+        raise FieldError(
+            "method.error_feedback",
+            f"{method.name} sends again before it can know of a loss, so what is lost cannot "
+            "return to the residual; choose error_feedback: false, or an overlap of less than "
+            "sync_every",
+        )
     if policy.mean not in method.means:
         raise FieldError(
             "policy.mean",

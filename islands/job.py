@@ -28,6 +28,8 @@ from islands.models import build_model, check_model, must_have_shapes
 from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
+from islands.optim import must_be_available
+from islands.outages import spared, with_outages
 from islands.outages import with_outages
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
@@ -179,6 +181,7 @@ def prepare(experiment: Experiment, *, per_transfer: bool = False, device: str =
     assert data.tokenizer is not None
     assert data.vocab_size is not None
     workers = experiment.cluster.workers
+    must_be_available(experiment.optimizer.name)
     _must_fit("steps", experiment.steps, 3 * 8 * workers * experiment.steps)
     _must_fit("data.batch", data.batch, 8 * data.batch * (data.window + 1))
     if type(experiment.method).close is not Method.close and not experiment.method.timed:
@@ -304,6 +307,8 @@ def arrange(layout: Layout, method: Method) -> Layout:
     fit."""
     try:
         return layout.arranged(method.streams(layout))
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"method: {method.name} has no valid streams: {one_line(error)}"

@@ -91,6 +91,7 @@ class Replica:
             learning_rate(experiment),
             weight_decay=experiment.optimizer.weight_decay,
             clip=experiment.optimizer.clip,
+            layout=spec.layout,
         )
         self._batches = spec.batches(tokens)
         self.context = Context(
@@ -195,7 +196,8 @@ class Replica:
     def snapshot(self, whole: bool) -> Held:
         """The parameters and statistics as they are, and the inner optimizer's state."""
         optimizer = self.optimizer.inner.state_dict() if whole else None
-        return Held(master_bytes(self.state.params), self.buffers.pack(), optimizer)
+        shared = self.method.shared_params(self.state)
+        return Held(master_bytes(shared), self.buffers.pack(), optimizer)
 
     def reset(self, update: Update | None, step: int) -> None:
         """Be a worker that knows nothing but the shared model, and goes on after ``step`` local

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from islands.compression import itemsize
+from islands.compression import bits_of
 from islands.config import Cluster, Experiment, load_experiment
 from islands.errors import InputError, RunError, TooManyWorkers
 from islands.experiment import Runner
@@ -244,14 +244,14 @@ class Probe:
     @property
     def dense_bytes(self) -> Fraction:
         """The same for all values of each fragment in the method's own number format."""
-        width = itemsize(self.job.experiment.method.payload_dtype)
+        width = Fraction(bits_of(self.job.experiment.method.payload_dtype), 8)
         parts = self.job.layout.fragments
         return self._per_step([width * (part.stop - part.start) for part in parts])
 
-    def _per_step(self, amounts: Sequence[int]) -> Fraction:
+    def _per_step(self, amounts: Sequence[int | Fraction]) -> Fraction:
         streams = self.job.experiment.method.streams(self.job.layout)
         pairs = zip(amounts, streams, strict=True)
-        return sum((Fraction(amount, stream.period) for amount, stream in pairs), Fraction(0))
+        return sum((Fraction(amount) / stream.period for amount, stream in pairs), Fraction(0))
 
     @property
     def stops_paying_at(self) -> int | None:

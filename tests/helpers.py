@@ -31,8 +31,10 @@ from islands.local import LocalWorkers
 from islands.methods import (
     Arrival,
     Context,
+    Delayed,
     Dense,
     DiLoCo,
+    EagerDiLoCo,
     Shared,
     Sparta,
     WorkerState,
@@ -341,6 +343,26 @@ class Drift(DiLoCo):
     def local_step(self, state: WorkerState, batch: Any, ctx: Context) -> float:
         state.params -= state.worker + 1
         return float(state.step)
+
+
+class DriftDelayed(Drift, Delayed):
+    """One round late, by hand."""
+
+
+class DriftEager(Drift, EagerDiLoCo):
+    """One's own at once, by hand."""
+
+
+class PoisonedEager(EagerDiLoCo):
+    """Eager DiLoCo in which some (worker, step) send NaN."""
+
+    poison: tuple[tuple[int, int], ...] = ()
+
+    def write(
+        self, state: WorkerState, fragment: int, pseudo_gradient: Tensor, ctx: Context
+    ) -> Payload:
+        payload = super().write(state, fragment, pseudo_gradient, ctx)
+        return poisoned(payload, (state.worker, state.step) in self.poison)
 
 
 class DriftFragments(Fragments, Drift):

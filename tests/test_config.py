@@ -256,7 +256,7 @@ def test_overrides_create_what_the_defaults_leave_out() -> None:
         ("data.shards=all", "data.shards: 'all' is not one of iid, contiguous, clustered"),
         ("optimizer.lr=0", "optimizer.lr: 0 is too small; it must be more than 0"),
         ("optimizer.lr=.nan", "optimizer.lr: nan is not a finite number"),
-        ("optimizer=adam", "optimizer.name: 'adam' is not one of adamw, sgd; did you mean 'adamw"),
+        ("optimizer=adam", "optimizer.name: 'adam' is not one of adamw, sgd, muon; did you mean"),
         ("optimizer.clip=-1", "optimizer.clip: -1 is too small"),
         ("eval.windows=0", "eval.windows: 0 is too small"),
         ("method=dilco", "method: unknown method 'dilco'; did you mean 'diloco'?"),

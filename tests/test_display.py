@@ -232,6 +232,24 @@ def test_one_worker_has_nobody_to_synchronise_with() -> None:
     assert "WAN" not in text
 
 
+def test_fragments_codes_and_notes_are_shown() -> None:
+    """The most that goes out after one step, where that is not everything; what a ring would have
+    cost, where codes are gathered; and what the method has to say."""
+    assert row(final(), "payload per step") == "payload per step 215.04 B"
+    ring = {"fp32": 645.12, "requantised": 80.64}
+    text = final(
+        peak_payload_bytes_per_step=1344,
+        ring_wire_bytes_per_step=ring,
+        notes=["tensors are balanced by size"],
+    )
+    assert row(text, "payload per step").endswith("215.04 B at most 1,344 B after one step")
+    ring_row = row(text, "a ring instead")
+    assert ring_row.endswith("645.12 B partial sums in fp32; 80.64 B requantised")
+    assert "note: tensors are balanced by size" in text
+    assert "a ring" not in final()
+    assert "note" not in final()
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])
 def test_a_diverged_run_says_so(loss: float | None) -> None:
     """A loss that is no number, also as JSON stores it, is shown as diverged."""

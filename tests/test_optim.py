@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from helpers import experiment, train
 
+from islands import optim
+from islands.errors import InputError
+from islands.fragments import hidden_matrices
+from islands.job import prepare
+from islands.layout import Layout
+from islands.models import build_model
 from islands.optim import InnerOptimizer, LearningRate
 
 
@@ -87,3 +97,74 @@ def test_the_rate_follows_the_given_step() -> None:
     inner = InnerOptimizer("sgd", masters, grad, rate, weight_decay=0.0, clip=None)
     inner.step(1)
     assert masters.item() == -0.5
+
+
+# --- Muon
+
+SMALL = {"layers": 2, "heads": 1, "width": 6, "context": 8, "vocab_size": 16, "bias": True}
+
+
+def test_muon_is_torchs_on_hidden_matrices_and_adamw_elsewhere() -> None:
+    """Three steps of torch.optim.Muon (rates matched to AdamW's) on the matrices in blocks, and of
+    torch.optim.AdamW on embeddings, norms and biases, from the same gradients: bit for bit, but for
+    AdamW's last bit, which depends on where in a vector of the processor a value stands."""
+    layout = Layout.of(build_model("gpt", {**SMALL, "norm_parameters": True}))
+    draws = torch.Generator().manual_seed(3)
+    masters = torch.randn(layout.numel, generator=draws)
+    grad = torch.zeros_like(masters)
+    rate = LearningRate(0.03, 2, 9, "cosine")
+    apart = {t.name: masters[t.slice].view(t.shape).clone() for t in layout.tensors}
+    inner = InnerOptimizer("muon", masters, grad, rate, weight_decay=0.1, clip=None, layout=layout)
+    hidden = {t.name for t in hidden_matrices(layout)}
+    assert len(hidden) == 8
+    matrices = [p for n, p in apart.items() if n in hidden]
+    rest = [p for n, p in apart.items() if n not in hidden]
+    muon = torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for step in range(3):
+        gradient = torch.randn(layout.numel, generator=draws)
+        grad.copy_(gradient)
+        inner.step(step)
+        for t in layout.tensors:
+            apart[t.name].grad = gradient[t.slice].view(t.shape).clone()
+        for optimizer in (muon, adamw):
+            optimizer.param_groups[0]["lr"] = rate.at(step)
+            optimizer.step()
+    for t in layout.tensors:
+        found = masters[t.slice].view(t.shape)
+        if t.name in hidden:
+            assert torch.equal(found, apart[t.name]), t.name
+        else:
+            assert torch.allclose(found, apart[t.name], rtol=1e-6, atol=1e-7), t.name
+
+
+def test_muon_trains_and_is_no_adamw() -> None:
+    """MuLoCo is a setting: the loss falls, and the course is another one."""
+    losses = {}
+    for name in ("muon", "adamw"):
+        method = {"name": "diloco", "sync_every": 5, "outer": {"lr": 0.7, "momentum": 0.5}}
+        run = train(experiment(method=method, optimizer={"name": name, "lr": 0.01}, steps=60))
+        assert run.error is None
+        first, *_, losses[name] = run.rows("evals", "val_loss")
+        assert losses[name] < first - 0.5
+    assert losses["muon"] != losses["adamw"]
+
+
+def test_muon_needs_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before the run, in one line."""
+    monkeypatch.setattr(optim, "muon", None)
+    with pytest.raises(InputError, match=r"^optimizer.name: 'muon' needs torch 2.9 .* 'adamw'$"):
+        prepare(experiment(optimizer="muon"))
+
+
+def test_optimizers_do_not_load_torchs_compiler() -> None:
+    """It costs every worker's process a second and 70 MB."""
+    code = (
+        "import sys, torch; from islands.layout import Layout; "
+        "from islands.models import build_model; from islands.optim import *; "
+        f"layout = Layout.of(build_model('gpt', {SMALL})); p = torch.randn(layout.numel); "
+        "rate = LearningRate(0.1, 0, 9, 'cosine'); "
+        "[InnerOptimizer(n, p, p.clone(), rate, weight_decay=0.1, clip=1.0, layout=layout).step(0) "
+        "for n in ('adamw', 'sgd', 'muon')]; sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,6 +18,7 @@ from torch import Tensor
 
 Buffer: TypeAlias = NDArray[np.uint8]
 FloatFormat = Literal["bf16", "fp16", "fp32", "fp64"]
+WireFormat = Literal["bf16", "fp16", "fp32", "fp64", "int8", "int4", "e2m1", "e3m0"]
 
 DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -25,6 +26,10 @@ DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
     "fp64": torch.float64,
 }
+
+#: Formats of codes with a scale beside them (:mod:`islands.compression.quantise`), and the bits of
+#: a code. Codes cannot be added.
+CODE_BITS = {"int8": 8, "int4": 4, "e2m1": 4, "e3m0": 4}
 
 # Buffers that arrive through shared memory are read-only. They are only ever read here, and torch
 # has no read-only tensors, so its warning about writing to them does not apply.
@@ -49,8 +54,14 @@ def decode(buffer: Buffer, fmt: str) -> Tensor:
 
 
 def itemsize(fmt: str) -> int:
-    """Bytes of one value; of eight values for ``bits``, which are packed."""
-    return 1 if fmt == "bits" else DTYPES[fmt].itemsize
+    """Bytes that hold whole values: of one, or of several where they are packed (``bits``, codes
+    of four bits)."""
+    return DTYPES[fmt].itemsize if fmt in DTYPES else 1
+
+
+def bits_of(fmt: str) -> int:
+    """Bits of one value."""
+    return CODE_BITS[fmt] if fmt in CODE_BITS else 1 if fmt == "bits" else 8 * DTYPES[fmt].itemsize
 
 
 #: Two-byte formats: the exponent's bits. All of them set means infinite or NaN.
@@ -58,8 +69,9 @@ _EXPONENT = {"bf16": 0x7F80, "fp16": 0x7C00}
 
 
 def all_finite(buffer: Buffer, fmt: str) -> bool:
-    """Whether no value of an encoded buffer is NaN or infinite. ``bits`` always are finite."""
-    if fmt == "bits":
+    """Whether no value of an encoded buffer is NaN or infinite. ``bits`` and codes always are
+    finite: what they cannot express shows in their scales."""
+    if fmt not in DTYPES:
         return True
     if fmt in _EXPONENT:
         bits = np.uint16(_EXPONENT[fmt])

@@ -14,22 +14,32 @@ from islands.methods.base import (
     mean_of,
     step_along,
 )
+from islands.methods.co2 import CO2
+from islands.methods.delayed import Delayed
 from islands.methods.demo import DeMo
 from islands.methods.dense import Dense
 from islands.methods.diloco import DiLoCo
+from islands.methods.eager import EagerDiLoCo
 from islands.methods.local_sgd import LocalSGD
 from islands.methods.signsgd import SignSGD
+from islands.methods.slowmo import SlowMo
 from islands.methods.sparta import Sparta
+from islands.methods.streaming import StreamingDiLoCo
 from islands.methods.topk import TopK
 from islands.plugins import load
 
 METHODS: dict[str, type[Method]] = {
+    "co2": CO2,
+    "delayed": Delayed,
     "demo": DeMo,
     "dense": Dense,
     "diloco": DiLoCo,
+    "eager_diloco": EagerDiLoCo,
     "local_sgd": LocalSGD,
     "signsgd": SignSGD,
+    "slowmo": SlowMo,
     "sparta": Sparta,
+    "streaming_diloco": StreamingDiLoCo,
     "topk": TopK,
 }
 
@@ -48,17 +58,22 @@ def method_class(name: str) -> type[Method]:
 
 
 __all__ = [
+    "CO2",
     "METHODS",
     "Arrival",
     "Context",
     "DeMo",
+    "Delayed",
     "Dense",
     "DiLoCo",
+    "EagerDiLoCo",
     "LocalSGD",
     "Method",
     "Shared",
     "SignSGD",
+    "SlowMo",
     "Sparta",
+    "StreamingDiLoCo",
     "TopK",
     "WorkerState",
     "clip_gradient",

@@ -81,6 +81,7 @@ class Shared:
     ``seed``         the experiment's
     ``mean``         how payloads are averaged: mean, trimmed_mean (without the largest and the
                      smallest ``trim`` of them at each coordinate) or median (of each coordinate)
+    ``lr(step)``     the scheduled learning rate of local step ``step``, counted from 0
     """
 
     layout: Layout
@@ -90,6 +91,7 @@ class Shared:
     seed: int = 0
     mean: Mean = "mean"
     trim: float = 0.1
+    lr: Callable[[int], float] = lambda step: 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,16 @@ class Method(BaseModel):
         """The fragments and their schedules. Default: the whole model after every step."""
         return (Stream(tuple(t.name for t in layout.tensors), period=1, first=1),)
 
+    def notes(self, layout: Layout) -> tuple[str, ...]:
+        """What a user must know about how this method runs on this model, a line each."""
+        return ()
+
+    @property
+    def restores(self) -> bool:
+        """Whether :meth:`lost` can return a payload to where it came from: not if the next one was
+        taken out of there before the loss is known."""
+        return True
+
     @property
     def settled_after(self) -> int:
         """Local steps after which payloads have their final size; 0 if they have it at once."""
@@ -202,6 +214,10 @@ class Method(BaseModel):
             unsent = state.slots.pop(_unsent(name, fragment), None)
             if unsent is not None:
                 state.slot(name)[ctx.layout.fragments[fragment]] = unsent
+
+    def shared_params(self, state: WorkerState) -> Tensor:
+        """Where the replicas hold the shared parameters: this one's, (N,)."""
+        return state.params
 
     # --- coordinator side -----------------------------------------------------------------------
     def begin_shared(self, shared: Shared) -> None:

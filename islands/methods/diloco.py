@@ -72,7 +72,10 @@ class OuterOptimizer(BaseModel):
 class PseudoGradient(Method):
     """The worker side of methods that send how far ``sync_every`` local steps went.
 
-    A worker measures from its anchor, the shared value it last adopted.
+    A worker measures from its anchor, the shared value it last adopted. Where a whole period lies
+    between sending and applying (``lag``), a payload has left before the previous result came, so
+    a phase is measured from where it began instead: from what the worker adopted, or, before the
+    first result, from its own parameters at the previous send. Each local step is so sent once.
 
     ``weights``  how much each worker counts in the average: the same, or by the tokens in its shard
                  (the paper's choice where shards are not i.i.d.); running statistics are always
@@ -98,35 +101,78 @@ class PseudoGradient(Method):
     def means(self) -> tuple[Mean, ...]:
         return MEANS
 
+    @property
+    def lag(self) -> int:
+        """Local steps between sending a fragment and applying the result."""
+        return 0
+
+    @property
+    def kept(self) -> float:
+        """The share of a worker's own value that is left when it applies a result."""
+        return 0.0
+
     def streams(self, layout: Layout) -> tuple[Stream, ...]:
         names = tuple(t.name for t in layout.tensors)
-        return (Stream(names, period=self.sync_every, first=self.sync_every),)
+        return (Stream(names, period=self.sync_every, first=self.sync_every, overlap=self.lag),)
 
     def begin(self, state: WorkerState, ctx: Context) -> None:
         state.slots["anchor"] = state.params.clone()
 
     def send(self, state: WorkerState, fragment: int, ctx: Context) -> Payload:
         part = ctx.layout.fragments[fragment]
-        pseudo_gradient = state.slots["anchor"][part] - state.params[part]
+        anchor, local = state.slots["anchor"][part], state.params[part]
+        payload = self.write(state, fragment, anchor - local, ctx)
+        if self.lag == self.sync_every:
+            anchor.copy_(local)
+        return payload
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        part = ctx.layout.fragments[fragment]
+        self.adopt(state, part, decode(update.values, update.fmt))
+
+    def adopt(self, state: WorkerState, part: slice, outer: torch.Tensor) -> None:
+        """local ← kept·local + (1 − kept)·outer. The next anchor is the outer value, not the mixed
+        one: the steps since the send, which are kept in part, were not sent yet. With a whole
+        period's lag they were, and a phase begins at the mixed value."""
+        anchor, local = state.slots["anchor"][part], state.params[part]
+        if not self.kept:
+            local.copy_(outer)
+            anchor.copy_(local)
+            return
+        outer = outer.to(local)
+        torch.lerp(outer, local, self.kept, out=local)
+        if self.lag == self.sync_every:
+            torch.lerp(outer, anchor, self.kept, out=anchor)
+        else:
+            anchor.copy_(outer)
+
+    def write(
+        self, state: WorkerState, fragment: int, pseudo_gradient: torch.Tensor, ctx: Context
+    ) -> Payload:
+        """The payload of a pseudo-gradient (n,)."""
         if self.prune:
             return self._trim(ctx.layout, fragment).write(pseudo_gradient)
         return Payload(encode(pseudo_gradient, self.payload_dtype), self.payload_dtype)
 
-    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
-        part = ctx.layout.fragments[fragment]
-        state.params[part] = decode(update.values, update.fmt)
-        state.slots["anchor"][part] = state.params[part]
+    def read(self, layout: Layout, fragment: int, payload: Payload) -> torch.Tensor:
+        """What was sent, (n,), zero where nothing was."""
+        if self.prune:
+            return self._trim(layout, fragment).read(payload)
+        return decode(payload.values, self.payload_dtype)
 
     def reanchor(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
         """The parameters go on from where they are (DiLoCo, section 3.2, dropped messages); what
-        was not received is then part of the next pseudo-gradient."""
+        was not received is then part of the next pseudo-gradient. With a whole period's lag that
+        was already sent, and a phase goes on from where it began."""
+        if self.lag == self.sync_every:
+            return
         anchor = state.slots["anchor"][ctx.layout.fragments[fragment]]
         anchor.copy_(decode(update.values, update.fmt))
 
     def average(self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]) -> torch.Tensor:
         """The round's mean pseudo-gradient as a receiver holds it, fp32 (fp64 for fp64); (n,)."""
         weights = self._weights(shared, arrivals)
-        if not self.prune:
+        if self.collective == "all_reduce":
             return mean_of(arrivals, self.payload_dtype, weights, shared)
         wide = torch.float64 if self.payload_dtype == "fp64" else torch.float32
         sent = self._sent(shared, fragment, arrivals)
@@ -143,11 +189,7 @@ class PseudoGradient(Method):
     def _sent(
         self, shared: Shared, fragment: int, arrivals: Sequence[Arrival]
     ) -> list[torch.Tensor]:
-        """What each worker sent, (n,), zero where it sent nothing."""
-        if self.prune:
-            trim = self._trim(shared.layout, fragment)
-            return [trim.read(arrival.payload) for arrival in arrivals]
-        return [decode(arrival.payload.values, self.payload_dtype) for arrival in arrivals]
+        return [self.read(shared.layout, fragment, arrival.payload) for arrival in arrivals]
 
     def _weights(self, shared: Shared, arrivals: Sequence[Arrival]) -> list[float]:
         """In units of the largest, so that equal shards give exactly the uniform mean."""

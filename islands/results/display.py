@@ -234,6 +234,8 @@ def final_table(summary: Summary) -> RenderableType:
         for row in rows(summary):
             numbers.add_row(*row)
     parts: list[RenderableType] = [title, "", numbers]
+    for note in summary.get("notes", ()):
+        parts += ["", Text(f"note: {note}", style="yellow")]
     if summary["links"]:
         parts += ["", _link_table(summary["links"])]
     return Constrain(Group(*parts), WIDTH)
@@ -292,12 +294,20 @@ def _byte_rows(summary: Summary) -> Iterator[Row]:
     payload = exact_bytes(summary["payload_bytes_per_sync"])
     section = "" if summary.get("chosen_collective") else "bytes"
     yield section, "payload per sync", payload, f"from each worker in each of {rounds}"
-    yield "", "payload per step", exact_bytes(summary["payload_bytes_per_step"]), ""
+    peak = summary.get("peak_payload_bytes_per_step")
+    note = ""
+    if peak and peak != summary["payload_bytes_per_sync"]:  # fragments: not all at once
+        note = f"at most {exact_bytes(peak)} after one step"
+    yield "", "payload per step", exact_bytes(summary["payload_bytes_per_step"]), note
     if summary["workers"] == 1:
         yield "", "wire per step", exact_bytes(0), "nobody to synchronise with"
         return
     wire = summary["wire_bytes_per_step"]
     yield "", "wire per step", exact_bytes(wire), _beside_dense(wire, summary)
+    ring = summary.get("ring_wire_bytes_per_step")
+    if ring is not None:
+        note = f"partial sums in fp32; {exact_bytes(ring['requantised'])} requantised"
+        yield "", "a ring instead", exact_bytes(ring["fp32"]), note
     yield "", "wire in all", format_bytes(summary["wire_bytes_total"]), "sent by all workers"
     yield "", "over the WAN", format_bytes(summary["wan_bytes"]), "on all links between islands"
     yield "", "inside LANs", format_bytes(summary["lan_bytes"]), ""

@@ -74,6 +74,8 @@ class RunRecorder:
         self.status: Counter[str] = Counter()
         self.payload_bytes = 0
         self.payloads = 0
+        self.sent: Counter[int] = Counter()  # payloads by fragment
+        self.largest: Counter[int] = Counter()  # the largest of each fragment, in bytes
         self.synced_at = [0] * fragments  # steps that each fragment's last round covered
         self.evals: list[tuple[int, float, float]] = []  # step, emulated time, loss
         self.clocks: Sequence[WorkerClock] = [WorkerClock()] * len(island_of)
@@ -152,6 +154,8 @@ class RunRecorder:
                 self._sizes[worker, op.fragment, op.version] = op.size
                 self.payload_bytes += op.size.total
                 self.payloads += 1
+                self.sent[op.fragment] += 1
+                self.largest[op.fragment] = max(self.largest[op.fragment], op.size.total)
             last = waiting[-1] if waiting else None
             # How computing was cut into plans is the host's affair and not in the trace.
             if (

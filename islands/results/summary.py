@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from islands.fault_kinds import TIMED_KINDS
 from islands.flat import state_sha256
+from islands.results.bandwidth import peak_payload_bytes, ring_bytes
 from islands.results.pace_rows import pace_summary
 from islands.results.recorder import RunRecorder
 from islands.stragglers import Stretched
@@ -60,10 +61,13 @@ def summarize(
     final = losses[-1] if losses else math.nan
     finite = [loss for loss in losses if math.isfinite(loss)]
     target = experiment.eval.target_loss
+    method, parts = experiment.method, job.layout.fragments
+    values = sum((parts[f].stop - parts[f].start) * n for f, n in recorder.sent.items())
     reached = [(s, t) for s, t, loss in recorder.evals if target is not None and loss <= target]
     return {
         "status": status,
         "method": experiment.method.name,
+        "notes": list(experiment.method.notes(job.layout)),
         "islands": len(experiment.cluster.islands),
         "cluster": experiment.cluster.name,
         "model": experiment.model.name,
@@ -91,7 +95,13 @@ def summarize(
         ],
         "payload_bytes_per_sync": recorder.payload_bytes / max(1, recorder.payloads),
         "payload_bytes_per_step": recorder.payload_bytes / worker_steps,
+        "peak_payload_bytes_per_step": peak_payload_bytes(
+            method.streams(job.layout), recorder.largest, steps
+        ),
         "wire_bytes_per_step": recorder.wire_bytes / worker_steps,
+        "ring_wire_bytes_per_step": ring_bytes(
+            method, workers, values / worker_steps, recorder.payload_bytes / worker_steps
+        ),
         "wire_bytes_total": recorder.wire_bytes,
         "wan_bytes": recorder.wan_bytes,
         "lan_bytes": recorder.lan_bytes,
