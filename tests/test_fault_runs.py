@@ -28,6 +28,19 @@ METHODS: dict[str, dict[str, Any]] = {
     "local_sgd": {"name": "local_sgd", "sync_every": 2},
     "pruned": {"name": "diloco", "sync_every": 2, "prune": 0.5},
     "fragments": {"name": "tests.helpers:Fragments", "sync_every": 4},
+    "streaming": {
+        "name": "streaming_diloco",
+        "sync_every": 4,
+        "fragments": 2,
+        "overlap": 1,
+        "alpha": 0.5,
+        "payload_dtype": "e3m0",
+        "error_feedback": True,
+    },
+    "delayed": {"name": "delayed", "sync_every": 3, "outer": {"lr": 0.3, "momentum": 0.3}},
+    "eager": {"name": "eager_diloco", "sync_every": 3, "outer": {"lr": 0.3, "momentum": 0.3}},
+    "slowmo": {"name": "slowmo", "sync_every": 3},
+    "co2": {"name": "co2", "sync_every": 3},
 }
 FATES = ("ok", "late", "dropped", "rejected", "absent")
 
