@@ -75,7 +75,7 @@ class RunRecorder:
         self.payload_bytes = 0
         self.payloads = 0
         self.sent: Counter[int] = Counter()  # payloads by fragment
-        self.largest: Counter[int] = Counter()  # the largest of each fragment, in bytes
+        self.largest: Counter[int] = Counter()  # of each fragment in closed rounds, in bytes
         self.synced_at = [0] * fragments  # steps that each fragment's last round covered
         self.evals: list[tuple[int, float, float]] = []  # step, emulated time, loss
         self.clocks: Sequence[WorkerClock] = [WorkerClock()] * len(island_of)
@@ -115,6 +115,7 @@ class RunRecorder:
         for op in ops:
             if isinstance(op, Send):
                 self.payload_bytes -= self._sizes.pop((worker, op.fragment, op.version)).total
+                self.sent[op.fragment] -= 1
                 self.payloads -= 1
         self._traces[worker] = kept
         for n, part in enumerate(self._parts):
@@ -155,7 +156,6 @@ class RunRecorder:
                 self.payload_bytes += op.size.total
                 self.payloads += 1
                 self.sent[op.fragment] += 1
-                self.largest[op.fragment] = max(self.largest[op.fragment], op.size.total)
             last = waiting[-1] if waiting else None
             # How computing was cut into plans is the host's affair and not in the trace.
             if (
@@ -281,16 +281,15 @@ class RunRecorder:
             self._parts.popleft()
             self.status[part.status] += 1
             self.rounds += part.first
+            # Who was absent has made no payload for this round; its own count may be the same.
+            size = Bytes() if part.status == "absent" else self._sizes.pop(part[:3])
+            self.largest[part.fragment] = max(self.largest[part.fragment], size.total)
             if not passes:
-                # Who was absent has made no payload for this round; its own count may be the same.
-                absent = part.status == "absent"
-                size = Bytes() if absent else self._sizes.pop(part[:3])
                 self.wasted_bytes += size.total if part.status != "ok" else 0
                 nothing = (size.total, *size, None, None, None)
                 rows.append((part.fragment, part.number, None, part.worker, *nothing, part.status))
                 continue
             sync = self._passed.pop(part[:3])
-            size = self._sizes.pop(part[:3])
             key = (sync.fragment, part.number, sync.step, sync.worker)
             times = (sync.ready_s, sync.done_s, sync.wait_s)
             rows.append((*key, size.total, *size, *times, part.status))
