@@ -6,14 +6,13 @@ Exit codes: 0 done, 2 the input was wrong, 1 the run failed, 130 interrupted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from islands.errors import InputError, RunError
+from islands.command_line import exit_codes, numbers, print_json, refuse_others
+from islands.errors import InputError
 from islands.options import (
     AddressOption,
     ClusterOption,
@@ -33,6 +32,7 @@ from islands.options import (
 
 if TYPE_CHECKING:
     from islands.bench import BenchResult
+    from islands.bench_fragments import FragmentsBench
     from islands.bench_network import NetworkBench
 
 app = typer.Typer(
@@ -121,7 +121,7 @@ def run_command(
             quiet=quiet,
         )
     if as_json:
-        _print_json({**result.summary, "folder": str(result.folder)})
+        print_json({**result.summary, "folder": str(result.folder)})
     elif not quiet:
         print_final(result.summary, result.folder)
 
@@ -188,8 +188,8 @@ def compare_command(
         if (study is None) == (not methods):
             raise InputError("method: give --method at least once, or --study; not both")
         changes = {
-            "lr": _numbers("lr", lr),
-            "seeds": _numbers("seeds", seeds, count=True),
+            "lr": numbers("lr", lr),
+            "seeds": numbers("seeds", seeds, count=True),
             "target_loss": target_loss,
         }
         if study is None:
@@ -210,7 +210,7 @@ def compare_command(
         if figure is not None:
             draw_comparison(found, figure)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     elif not quiet:
         print_comparison(found)
 
@@ -264,7 +264,7 @@ def scale_command(
         found = scale(
             scale_experiment(config, overrides or (), options),
             contenders(methods or METHODS),
-            _numbers("workers", workers),
+            numbers("workers", workers),
             bytes_only=bytes_only,
             out=out,
             overwrite=overwrite,
@@ -275,7 +275,7 @@ def scale_command(
         if figure is not None:
             draw_scaling(found, figure)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     elif not quiet:
         print_scaling(found)
 
@@ -358,7 +358,7 @@ def retime_command(
         if figure is not None:
             draw_retiming(found, figure)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         print_retiming(found)
 
@@ -378,7 +378,7 @@ def check_command(
     with exit_codes():
         description = describe(load_target(target, model, overrides or ()))
     if as_json:
-        _print_json(description)
+        print_json(description)
     else:
         print_description(description)
 
@@ -406,7 +406,7 @@ def links_command(
     with exit_codes():
         found = check_links(cluster, read_loads(load), size, seed)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         print_links(found)
 
@@ -429,24 +429,34 @@ def bench_command(
         bool,
         typer.Option("--network", help="Time the emulated network alone; reads only --repeats."),
     ] = False,
+    fragments: Annotated[
+        bool,
+        typer.Option("--fragments", help="Time 8 fragments; reads only --repeats and --set."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Time islands beside a bare loop and a gloo program that train the same, on this machine.
 
     With --network: the network's event loop beside simpy, a ring of 1,024 workers, and 1,000 flows
-    that share 20 links.
+    that share 20 links. With --fragments: streaming_diloco with 8 of them beside diloco that
+    synchronises 8 times as often.
     """
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     with exit_codes():
-        result: BenchResult | NetworkBench
+        result: BenchResult | FragmentsBench | NetworkBench
         if network:
             from islands.bench_network import bench_network
 
-            _refuse_others(context, "network", "repeats", "as_json")
+            refuse_others(context, "network", "repeats", "as_json")
             result = bench_network(repeats=repeats, say=say)
+        elif fragments:
+            from islands.bench_fragments import bench_fragments
+
+            refuse_others(context, "fragments", "repeats", "overrides", "as_json")
+            result = bench_fragments(repeats=repeats, overrides=overrides or (), say=say)
         else:
             from islands.bench import bench
 
@@ -461,51 +471,9 @@ def bench_command(
                 say=say,
             )
     if as_json:
-        _print_json(result.as_dict())
+        print_json(result.as_dict())
     else:
         result.print()
-
-
-def _numbers(field: str, text: str | None, count: bool = False) -> Any:
-    """``0.003,0.01`` as a list; a single number alone if it is a ``count``."""
-    from islands.settings import parse_yaml
-
-    if text is None:
-        return None
-    found = parse_yaml(f"[{text}]", field)
-    single = count and isinstance(found, list) and len(found) == 1 and "," not in text
-    return found[0] if single and isinstance(found, list) else found
-
-
-def _refuse_others(context: typer.Context, mode: str, *read: str) -> None:
-    """Refuse options of the command line that ``--mode`` does not read."""
-    for option in context.command.params:
-        source = context.get_parameter_source(option.name or "")
-        given = source is not None and source.name == "COMMANDLINE"
-        if given and option.name not in (mode, *read):
-            raise InputError(f"{mode}: it does not read {option.opts[0]}; leave that out")
-
-
-def _print_json(value: Any) -> None:
-    from islands.results.folder import to_json
-
-    print(to_json(value))
-
-
-@contextmanager
-def exit_codes() -> Iterator[None]:
-    """Turn the failures that a user can cause into one message and the exit code for it."""
-    try:
-        yield
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None
 
 
 def main() -> None:

@@ -34,7 +34,8 @@ SURFACE = {
     "retime": "--cluster --bandwidth --load --step-time --delay --target-loss --figure --json",
     "links": "--cluster --load --size --seed --json",
     "check": "--model --set --json",
-    "bench": "--model --workers --method --sync-every --steps --repeats --set --network --json",
+    "bench": "--model --workers --method --sync-every --steps --repeats --set --network "
+    "--fragments --json",
 }
 
 
