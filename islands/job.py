@@ -29,7 +29,6 @@ from islands.network import Topology
 from islands.network.choose import schemes_seconds
 from islands.network.emulation import Emulation
 from islands.optim import must_be_available
-from islands.outages import spared, with_outages
 from islands.outages import with_outages
 from islands.plugins import one_line
 from islands.probe import Payloads, step_seconds
