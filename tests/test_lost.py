@@ -371,7 +371,11 @@ def test_many_coordinates_are_sorted_in_blocks(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(median(parts, torch.float64, [1.0] * 5), whole)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+#: Methods that can form every mean.
+ROBUST = [name for name in sorted(METHODS) if method_class(name)().means == MEANS]
+
+
+@pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("mean", MEANS)
 def test_equal_payloads_have_one_mean(name: str, mean: Any) -> None:
     """Four workers that send the same: every mean is that, for every method."""
@@ -385,7 +389,7 @@ def test_equal_payloads_have_one_mean(name: str, mean: Any) -> None:
     assert torch.allclose(*updates, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("mean", ["trimmed_mean", "median"])
 def test_one_bad_worker_of_four_moves_a_robust_mean_no_further_than_the_others(
     name: str, mean: Any
@@ -394,7 +398,8 @@ def test_one_bad_worker_of_four_moves_a_robust_mean_no_further_than_the_others(
     of the good ones; the plain mean leaves it."""
     outside = {}
     for how in ("mean", mean):
-        lab = Lab(method_class(name)(payload_dtype="fp64"), ((40,),), 4, lr=1.0)
+        bound = {"clip": None} if name == "co2" else {}  # which is a bound of another kind
+        lab = Lab(method_class(name)(payload_dtype="fp64", **bound), ((40,),), 4, lr=1.0)
         lab.shared.mean, lab.shared.trim = how, 0.25
         good = draws(6, 1, 1, 40)[0, 0] + 3
         lab.round([good, good * 1.1, good * 0.9, good * -1000])
