@@ -131,7 +131,7 @@ class Coordinator:
             trim=policy.trim,
             lr=learning_rate(experiment).at,
         )
-        for note in experiment.method.notes(job.layout):
+        for note in job.notes:
             self.recorder.event(0.0, "note", experiment.method.name, note)
         drive = partial(
             TimedEngine,

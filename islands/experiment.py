@@ -128,7 +128,7 @@ def _say_what_was_decided(wanted: Experiment, job: Job, say: Callable[[str], Non
         say(f"step_time: measured {text} for a local step on this host")
     if job.chosen_collective:
         say(job.chosen_collective)
-    for note in job.experiment.method.notes(job.layout):
+    for note in job.notes:
         say(f"note: {note}")
 
 

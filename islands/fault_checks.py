@@ -163,6 +163,12 @@ def check_method(faults: Sequence[Fault], policy: Policy, method: Method) -> Non
                 f"{method.name} measures from no anchor that a worker could keep; leave it at "
                 "'current'",
             )
+        if isinstance(fault, Drop) and fault.anchor != "current" and not method.measures_anew:
+            raise FieldError(
+                f"faults.{number}.anchor",
+                f"{method.name} with a whole period of overlap measures from where a phase began, "
+                "whatever it received; leave it at 'current'",
+            )
     returned = any(
         isinstance(fault, Corrupt | Crash)
         or (isinstance(fault, Drop) and fault.direction != "down" and fault.on_drop == "restore")

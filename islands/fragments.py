@@ -13,7 +13,7 @@ the same ones. A tied weight is one tensor of the layout, so it is in exactly on
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -23,7 +23,9 @@ from islands.layout import Layout, TensorSpec
 Pattern = Literal["strided", "sequential"]
 Embeddings = Literal["own", "first", "split"]
 
-_BLOCK = re.compile(r"(?:(.*?)\.)?(\d+)\..+")
+#: All that a single layer has.
+_LAYER = {"weight", "bias"}
+_BLOCK = re.compile(r"(?:(.*?)\.)?(\d+)\.(.+)")
 #: Names of tensors that turn tokens into activations; what else is outside of blocks is the head.
 _EMBEDDING = re.compile(r"emb|wte|wpe|tok|pos", re.IGNORECASE)
 _HEAD = re.compile(r"head|out|logit|classif", re.IGNORECASE)
@@ -44,6 +46,13 @@ class Parts(NamedTuple):
     head: tuple[TensorSpec, ...]
 
 
+def _rest(tensor: TensorSpec) -> str:
+    """What follows the block's number in a tensor's name."""
+    found = _BLOCK.fullmatch(tensor.name)
+    assert found is not None
+    return found[3]
+
+
 def parts_of(tensors: Sequence[TensorSpec]) -> Parts:
     """Find the blocks. A model that has none is all embeddings and head."""
     stacks: dict[str, dict[int, list[TensorSpec]]] = defaultdict(lambda: defaultdict(list))
@@ -54,7 +63,16 @@ def parts_of(tensors: Sequence[TensorSpec]) -> Parts:
         name: sum(t.numel for b in stack.values() for t in b) for name, stack in stacks.items()
     }
     largest = min(stacks, key=lambda name: (-sizes[name], name), default="")
-    blocks = tuple(tuple(stacks[largest][n]) for n in sorted(stacks[largest]))
+    stack = stacks[largest]
+    # In a plain Sequential the embedding and the head are numbered too: a single layer is a block
+    # only if there is another one like it.
+    kinds = {n: tuple((_rest(t), t.shape) for t in stack[n]) for n in stack}
+    alike = Counter(kinds.values())
+    blocks = tuple(
+        tuple(stack[n])
+        for n in sorted(stack)
+        if alike[kinds[n]] > 1 or not {name for name, _ in kinds[n]} <= _LAYER
+    )
     inside = {t.name for block in blocks for t in block}
     outside = [t for t in tensors if t.name not in inside]
     first = tuple(t for t in outside if _EMBEDDING.search(t.name))

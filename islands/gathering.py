@@ -18,6 +18,7 @@ from islands.engine import Engine
 from islands.network.timed import Action, Launch, Release, Reply, WakeAt
 from islands.protocols import Part
 from islands.rounds import Contribution, Gathering, Outcome
+from islands.schedule import sends
 from islands.trace import Pass
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class GatheringEngine(Engine):
         self._open = [Gathering() for _ in self._streams]
         self._now_s = 0.0
         self._numbers = count(1)
-        self._flying: dict[int, tuple[int, list[Contribution]]] = {}
+        # Collectives under way: of which fragment and whom, and who else was waited for.
+        self._flying: dict[int, tuple[int, list[Contribution], set[int]]] = {}
+        # Per worker, how often it sends each fragment in all, and how often it has.
+        self._last = [sends(self._streams, self._steps) for _ in self._cursors]
+        self._entered = [[0] * len(self._streams) for _ in self._cursors]
         self._wakes: dict[int, Callable[[], None]] = {}
         self._tags = count()
         self._dead: set[int] = set()
@@ -101,6 +106,7 @@ class GatheringEngine(Engine):
     def _enter(self, fragment: int, part: Contribution) -> None:
         worker, gathering = part.arrival.worker, self._open[fragment]
         part = part._replace(arrival=replace(part.arrival, time_s=self._now_s))
+        self._entered[worker][fragment] = part.version
         # With a whole period of overlap a worker is ready again while its last round is open.
         if gathering.flying is not None or worker in {p.arrival.worker for p in gathering.parts}:
             gathering.parked.append(part)
@@ -120,16 +126,17 @@ class GatheringEngine(Engine):
                     self._enter(fragment, part)
 
     def _expected(self, fragment: int) -> set[int]:
-        """Whom an open round waits for. A death that nobody has noticed changes nothing.
+        """Whom an open round waits for: who will send the fragment again. A death that nobody has
+        noticed changes nothing.
 
         Who has come back is at another step than the others until a round has brought them
         together; if rounds waited for it before, they would wait for each other in two fragments.
         """
         alive = {
             worker
-            for worker, cursor in enumerate(self._cursors)
-            if not cursor.ended or (worker in self._dead and worker not in self._noticed)
+            for worker, entered in enumerate(self._entered)
             if worker not in self._noticed
+            and (worker in self._dead or entered[fragment] < self._last[worker][fragment])
         }
         together = {worker for worker in alive if worker not in self._fresh}
         return together or {worker for worker in alive if self._fresh[worker] == fragment}
@@ -164,11 +171,13 @@ class GatheringEngine(Engine):
         """Nobody else gets into this round: start its collective, or let everyone go on."""
         gathering = self._open[fragment]
         parts = sorted(gathering.parts, key=lambda part: part.arrival.worker)
+        came = {part.arrival.worker for part in parts}
+        expected = set() if self.method.timed else self._expected(fragment) - came
         gathering.parts, gathering.opened_s, gathering.wakes_s = [], self._now_s, inf
         for part in parts:
             self._fresh.pop(part.arrival.worker, None)
         if self.method.collective == "star":
-            self._commit(fragment, parts)
+            self._commit(fragment, parts, expected)
             self._act(
                 *(
                     Reply(a.worker, fragment, v, a.payload.size.total, a.payload.itemsize)
@@ -176,7 +185,7 @@ class GatheringEngine(Engine):
                 )
             )
         elif not self._policy.commits(len(parts)):
-            self._commit(fragment, parts)
+            self._commit(fragment, parts, expected)
             self._act(*(Release(a.worker, fragment, version, 0) for version, a in parts))
         else:
             number = gathering.launched = next(self._numbers)
@@ -184,23 +193,22 @@ class GatheringEngine(Engine):
             self._act(Launch(members, fragment, number, self._mortal))
             if self._mortal:
                 gathering.flying = number
-                self._flying[number] = (fragment, parts)
+                self._flying[number] = (fragment, parts, expected)
             else:
-                self._commit(fragment, parts)
+                self._commit(fragment, parts, expected)
         self._enter_parked(fragment)
 
     def _land(self, number: int) -> None:
         """A collective has ended for everyone in it."""
-        fragment, parts = self._flying.pop(number)
+        fragment, parts, expected = self._flying.pop(number)
         self._open[fragment].flying = None
-        self._commit(fragment, parts)
+        self._commit(fragment, parts, expected & self._expected(fragment))
         self._enter_parked(fragment)
 
-    def _commit(self, fragment: int, parts: list[Contribution]) -> None:
+    def _commit(self, fragment: int, parts: list[Contribution], expected: set[int]) -> None:
+        """Combine a round. Those ``expected`` did not come in time, and may still."""
         gathering = self._open[fragment]
-        came = {part.arrival.worker for part in parts}
         number = self._rounds.closed[fragment] + 1
-        expected = set() if self.method.timed else self._expected(fragment) - came
         donors = [part for part in parts if part.arrival.worker not in self._dead]
         donate = Pass(-number) if self._joining and donors else None
         late, gathering.late = gathering.late, []

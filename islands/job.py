@@ -22,6 +22,7 @@ from islands.fault_kinds import TIMED_KINDS
 from islands.faults import Faults
 from islands.fields import MEASURED
 from islands.flat import pack_state
+from islands.fragments import hidden_matrices
 from islands.layout import Layout
 from islands.methods import Method
 from islands.models import build_model, check_model, must_have_shapes
@@ -71,6 +72,25 @@ class Job:
     def island_of(self) -> list[str]:
         """Each worker's island."""
         return [i.name for i in self.experiment.cluster.islands for _ in range(i.workers)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user must know about how the method runs on this model and so many steps."""
+        method, steps = self.experiment.method, self.experiment.steps
+        lost = [
+            (steps - stream.first) % stream.period
+            for stream in method.streams(self.layout)
+            if stream.overlap == stream.period and steps > stream.first
+        ]
+        notes = method.notes(self.layout)
+        if self.experiment.optimizer.name == "muon" and not hidden_matrices(self.layout):
+            notes += ("optimizer: the model has no hidden matrices, so muon is adamw here",)
+        if any(lost):
+            notes += (
+                f"steps: after {steps} steps what is on its way lands on up to {max(lost)} local "
+                f"steps that were not sent yet; end at a multiple of the period",
+            )
+        return notes
 
     @property
     def tokens_per_step(self) -> int:

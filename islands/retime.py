@@ -387,7 +387,7 @@ class _Trial:
         timeline = Emulation(
             topology,
             compute,
-            experiment.method.collective,
+            experiment.policy.collective(experiment.method.collective),
             scheme=experiment.collective,
             ring_order=order,
             seed=experiment.seed,

@@ -95,6 +95,18 @@ def program(
     yield End()
 
 
+def sends(streams: Sequence[Stream], steps: int, first: int = 0) -> list[int]:
+    """How often :func:`program` sends each fragment."""
+    found = []
+    for stream in streams:
+        least = max(stream.first, first + stream.period) if first else stream.first
+        begins = least if stream.is_due(least) else stream.next_due(least)
+        count = (steps - begins) // stream.period + 1 if begins <= steps else 0
+        rest = not stream.is_due(steps) and (not first or steps - first >= stream.period)
+        found.append(count + rest)
+    return found
+
+
 class Roster:
     """Who takes part when, and in which rounds.
 

@@ -26,7 +26,7 @@ from islands.network.timed import Abort, Kill, Revive
 from islands.network.timings import Arrival, Closed, Event, Timings, Wake
 from islands.plan import Held
 from islands.rounds import Admission, Contribution
-from islands.schedule import Due, program
+from islands.schedule import Due, program, sends
 from islands.trace import Mark, Pass
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class TimedEngine(GatheringEngine):
         for number in self._unnoticed.pop(worker):
             if number not in self._flying:
                 continue
-            fragment, parts = self._flying.pop(number)
+            fragment, parts, _ = self._flying.pop(number)
             gathering = self._open[fragment]
             gathering.flying = None
             self._act(Abort(number))
@@ -289,6 +289,11 @@ class TimedEngine(GatheringEngine):
             versions=versions,
         )
         cursor = self._cursors[worker] = Cursor(actions)
+        self._last[worker] = [
+            versions.get(fragment, 0) + count
+            for fragment, count in enumerate(sends(self._streams, self._steps, step))
+        ]
+        self._entered[worker] = [versions.get(n, 0) for n in range(len(self._streams))]
         cursor.sends = {fragment: [(version, 0)] for fragment, version in versions.items()}
         cursor.base = dict(enumerate(admission.versions))
         cursor.admission, cursor.starts_at = admission, step

@@ -369,6 +369,65 @@ def test_who_is_back_before_its_death_is_noticed(method: str, downtime: str) -> 
                 assert died <= time_s <= died + 0.3 + 1e-9
 
 
+@pytest.mark.parametrize("overlap", [1, 3, 5])
+@pytest.mark.parametrize("collective", ["ring", "star"])
+def test_who_is_behind_in_several_fragments(overlap: int, collective: str) -> None:
+    """Its rounds and the others' end at different steps; nobody waits for what nobody sends."""
+    method = {"name": "streaming_diloco", "sync_every": 5, "fragments": 3, "overlap": overlap}
+    for worker in (0, 3):
+        for at in (0.31, 0.55, 0.75, 1.02, 1.26):
+            crash = {"kind": "crash", "worker": worker, "at": f"{at} s", "downtime": "400 ms"}
+            parts = {"steps": 20, "detect": "50 ms", "collective": collective}
+            run = train(faulty(method, crash, eval={"every": 0, "windows": 1}, **parts))
+            assert run.error is None
+            must_add_up(run, 4)
+            assert max(step for w, step in run.rows("steps", "worker", "step") if w == worker) == 20
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [{"kind": "drop", "probability": 0.5}],
+        [{"kind": "corrupt", "how": "nan", "rounds": [1, 2]}],
+        [{"kind": "drop", "probability": 0.5, "anchor": "last_received"}],
+    ],
+)
+def test_error_feedback_counts_nothing_twice(faults: list[dict[str, Any]]) -> None:
+    """What is lost while a worker keeps its parameters is in its next pseudo-gradient, and not in
+    the residual too: where nothing is rounded, error feedback changes nothing."""
+    method = {
+        "name": "streaming_diloco",
+        "sync_every": 3,
+        "fragments": 2,
+        "payload_dtype": "fp32",
+    }
+    parts = {"model": "tests.helpers:build_float64", "eval": {"every": 0, "windows": 1}}
+    plain, fed = (
+        train(faulty({**method, "error_feedback": feedback}, *faults, **parts))
+        for feedback in (False, True)
+    )
+    assert plain.error is fed.error is None
+    losses = [run.rows("steps", "loss") for run in (plain, fed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_error_feedback_gives_back_what_is_adopted_over() -> None:
+    """Lost on the way up, and the result adopted: the pseudo-gradient is in the residual now."""
+    method = {
+        "name": "streaming_diloco",
+        "sync_every": 12,
+        "payload_dtype": "int4",
+        "error_feedback": True,
+        "outer": {"name": "sgd", "lr": 1.0},
+    }
+    drop = {"kind": "drop", "probability": 1.0, "direction": "up", "worker": 3}
+    run = train(faulty(method, drop, model="tests.helpers:build_float64"))
+    state = run.replicas[3].state
+    assert torch.equal(state.params, run.replicas[0].state.params)
+    assert float(state.slot("residual").abs().max()) > 1e-3
+    assert "pseudo-gradient lost of 0" not in state.slots
+
+
 def test_all_come_back_together() -> None:
     """Policy all waits for everyone alive, also if everyone has just come back."""
     run = train(faulty("diloco", {"kind": "crash", "at": "340 ms", "downtime": "200 ms"}))

@@ -180,3 +180,17 @@ def test_hidden_matrices() -> None:
     names = {t.name for t in hidden_matrices(gpt(bias=True, norm_parameters=True, layers=1))}
     assert names == {f"blocks.0.{n}" for n in ("qkv", "out", "up", "down")}
     assert [t.name for t in hidden_matrices(Layout.of(build_tied()))] == ["hidden.weight"]
+
+
+def test_layers_of_a_sequential_are_no_blocks() -> None:
+    """Embedding and head have numbers there too; a layer is a block if there is another like it."""
+    model = nn.Sequential(
+        nn.Embedding(20, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 20)
+    )
+    layout = Layout.of(model)
+    parts = parts_of(layout.tensors)
+    assert [[t.name for t in block] for block in parts.blocks] == [
+        ["1.weight", "1.bias"],
+        ["3.weight", "3.bias"],
+    ]
+    assert {t.name for t in hidden_matrices(layout)} == {"1.weight", "3.weight"}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from islands import schedule
 from islands.layout import Stream
 from islands.schedule import Action, Due, program
 from islands.trace import Compute, End, Mark, Receive
@@ -155,3 +156,15 @@ def test_any_program_sends_and_receives_everything(
             before = order[: order.index(action)]
             assert key in {(a.fragment, a.version) for a in before if isinstance(a, Due)}
     assert Counter(type(a) for _, a in actions)[End] == 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(streams(), min_size=1, max_size=4), st.integers(1, 40), st.integers(0, 45))
+def test_sends_are_counted_without_the_program(
+    calendars: list[Stream], steps: int, first: int
+) -> None:
+    """As many as the program has, also of a worker that begins later."""
+    due = Counter(
+        a.fragment for a in program(calendars, steps, 0, first=first) if isinstance(a, Due)
+    )
+    assert schedule.sends(calendars, steps, first) == [due[n] for n in range(len(calendars))]

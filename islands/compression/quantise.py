@@ -102,7 +102,8 @@ class BlockCode:
         magnitude = np.abs(values)
         scales = np.empty(0, np.float32)
         if self._size:
-            scales = np.maximum.reduceat(magnitude, self._starts).astype(np.float32)
+            with np.errstate(over="ignore"):  # too large: refused as infinite
+                scales = np.maximum.reduceat(magnitude, self._starts).astype(np.float32)
         with np.errstate(invalid="ignore"):
             units = magnitude / np.repeat(np.where(scales > 0, scales, 1), self._lengths)
             units *= self._top
@@ -128,7 +129,9 @@ class BlockCode:
         """Magnitudes (n,) in units of the smallest step, and signs, as encoded codes."""
         codes: NDArray[np.uint8]
         if self.fmt == "int8":
-            whole = np.rint(np.nan_to_num(units, nan=0.0, posinf=0.0))
+            # A scale that fp32 rounds down, below its smallest normal number, gives more than the
+            # top.
+            whole = np.minimum(np.rint(np.nan_to_num(units, nan=0.0, posinf=0.0)), self._top)
             codes = np.where(negative, -whole, whole).astype(np.int8).view(np.uint8)
             return codes
         codes = np.zeros(len(units), np.uint8)

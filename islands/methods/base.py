@@ -161,6 +161,11 @@ class Method(BaseModel):
         return True
 
     @property
+    def measures_anew(self) -> bool:
+        """For anchored methods: whether the next payload is measured from what was received."""
+        return True
+
+    @property
     def settled_after(self) -> int:
         """Local steps after which payloads have their final size; 0 if they have it at once."""
         return 0

@@ -107,6 +107,10 @@ class PseudoGradient(Method):
         return 0
 
     @property
+    def measures_anew(self) -> bool:
+        return self.lag < self.sync_every
+
+    @property
     def kept(self) -> float:
         """The share of a worker's own value that is left when it applies a result."""
         return 0.0

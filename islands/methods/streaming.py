@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field, model_validator
 
-from islands.compression import CODE_BITS, BlockCode, Payload, WireFormat
+from islands.compression import CODE_BITS, BlockCode, Payload, Update, WireFormat
 from islands.fragments import Cut, Embeddings, Pattern, cut
 from islands.layout import Layout, Stream
 from islands.methods.base import Collective, Context, WorkerState
@@ -128,13 +128,31 @@ class StreamingDiLoCo(DiLoCo):
         residual = state.slot("residual")[ctx.layout.fragments[fragment]]
         accumulated = pseudo_gradient + residual
         payload = self._encoded(state, fragment, accumulated, ctx)
+        state.slots.pop(_lost(fragment), None)
         if payload.is_finite():  # else it will be refused
-            self.keep(state, fragment, ctx, residual=accumulated)
+            self.keep(state, fragment, ctx, residual=residual.clone())
+            if ctx.may_lose:
+                state.slots[_sent(fragment)] = pseudo_gradient
             sent = self.read(ctx.layout, fragment, payload)
             residual.copy_(accumulated - sent.to(accumulated))
         else:
             self.keep(state, fragment, ctx)
         return payload
+
+    def lost(self, state: WorkerState, fragment: int, ctx: Context) -> None:
+        """The residual is again as it was. The pseudo-gradient itself is still in the parameters,
+        and so in the next one, unless the worker adopts the round's result."""
+        super().lost(state, fragment, ctx)
+        sent = state.slots.pop(_sent(fragment), None)
+        if sent is not None:
+            state.slots[_lost(fragment)] = sent
+
+    def receive(self, state: WorkerState, fragment: int, update: Update, ctx: Context) -> None:
+        super().receive(state, fragment, update, ctx)
+        lost = state.slots.pop(_lost(fragment), None)
+        if lost is not None:  # but for what is kept, it is in the parameters no longer
+            residual = state.slot("residual")[ctx.layout.fragments[fragment]]
+            residual.add_(lost, alpha=1.0 - self.kept)
 
     def _encoded(
         self, state: WorkerState, fragment: int, values: torch.Tensor, ctx: Context
@@ -151,6 +169,14 @@ class StreamingDiLoCo(DiLoCo):
     def _code(self, layout: Layout, fragment: int) -> BlockCode:
         sizes = tuple(t.numel for t in layout.of_fragment(fragment))
         return _code(sizes, self._dtype, self.scale_block)
+
+
+def _sent(fragment: int) -> str:
+    return f"pseudo-gradient of {fragment}"
+
+
+def _lost(fragment: int) -> str:
+    return f"pseudo-gradient lost of {fragment}"
 
 
 @lru_cache(maxsize=64)

@@ -67,7 +67,7 @@ def summarize(
     return {
         "status": status,
         "method": experiment.method.name,
-        "notes": list(experiment.method.notes(job.layout)),
+        "notes": list(job.notes),
         "islands": len(experiment.cluster.islands),
         "cluster": experiment.cluster.name,
         "model": experiment.model.name,
