@@ -7,7 +7,7 @@ committed, neither parameters nor outer momentum move, and nobody adopts anythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,6 +82,11 @@ class Gathering:
     parked: list[Contribution] = field(default_factory=list)  # are for the round after this one
     launched: int | None = None  # the latest collective, which an anchor has to wait for
     wakes_s: float = inf
+
+
+def _with(part: Contribution, came: Mapping[int, Payload]) -> Contribution:
+    """The contribution as it came."""
+    return part._replace(arrival=replace(part.arrival, payload=came[part.arrival.worker]))
 
 
 class Rounds:
@@ -170,9 +175,9 @@ class Rounds:
             for worker, payload in came.items()
         }
         usable = [
-            Contribution(version, replace(arrival, payload=came[arrival.worker]))
-            for version, arrival in parts
-            if status[arrival.worker] == "ok"
+            part if part.arrival.payload is came[part.arrival.worker] else _with(part, came)
+            for part in parts
+            if status[part.arrival.worker] == "ok"
         ]
         committed = bool(usable) and self._policy.commits(len(usable))
         update, size = self._commit(fragment, usable, late) if committed else (None, 0)
