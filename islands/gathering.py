@@ -201,8 +201,10 @@ class GatheringEngine(Engine):
     def _land(self, number: int) -> None:
         """A collective has ended for everyone in it."""
         fragment, parts, expected = self._flying.pop(number)
-        self._open[fragment].flying = None
-        self._commit(fragment, parts, expected & self._expected(fragment))
+        gathering = self._open[fragment]
+        gathering.flying = None
+        came_since = {part.arrival.worker for part in gathering.parked}
+        self._commit(fragment, parts, expected & (self._expected(fragment) | came_since))
         self._enter_parked(fragment)
 
     def _commit(self, fragment: int, parts: list[Contribution], expected: set[int]) -> None:

@@ -428,6 +428,20 @@ def test_error_feedback_gives_back_what_is_adopted_over() -> None:
     assert "pseudo-gradient lost of 0" not in state.slots
 
 
+def test_who_is_ready_during_the_last_collective_is_late_for_it() -> None:
+    """It does not make a round of its own of its last payload."""
+    slow = {"kind": "slow", "factor": 1.2, "worker": 3}
+    never = {"kind": "crash", "worker": 2, "at": "1 h"}
+    one = faulty("diloco", slow, never, policy={"quorum": 3})
+    run = train(one)
+    assert run.error is None
+    must_add_up(run, 4)
+    assert run.summary["syncs"] == 4
+    assert run.summary["contributions"] == {
+        "ok": 12, "late": 4, "dropped": 0, "rejected": 0, "absent": 0
+    }  # fmt: skip
+
+
 def test_all_come_back_together() -> None:
     """Policy all waits for everyone alive, also if everyone has just come back."""
     run = train(faulty("diloco", {"kind": "crash", "at": "340 ms", "downtime": "200 ms"}))
