@@ -7,6 +7,7 @@ round commits only when the last of its members is done.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from islands.policy import Policy
 
 
-class GatheringEngine(Engine):
+class GatheringEngine(Engine, ABC):
     """The part of :class:`islands.timed.TimedEngine` that is about rounds.
 
     It knows who is dead, and nothing of how workers die or come back.
@@ -67,17 +68,17 @@ class GatheringEngine(Engine):
         self._wakes[tag] = what
         self._act(WakeAt(time_s, tag))
 
+    @abstractmethod
     def _catch_up(self, worker: int) -> None:
         """A replica that must stay equal to the others was too slow for a round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _cut_off(self, worker: int) -> None:
         """No word of the worker will ever get through."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _admit_joining(self, donate: Pass, donor: Contribution, fragment: int) -> None:
         """A round has closed: those who wait start from what one of its members has then."""
-        raise NotImplementedError
 
     # --- gathering --------------------------------------------------------------------------------
     def _arrive(self, worker: int, fragment: int, version: int) -> None:

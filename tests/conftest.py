@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from islands.config import Experiment
+from islands.experiment import Runner
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +34,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
+    """The experiments that were really trained, in order."""
+    seen: list[Experiment] = []
+    run = Runner.run
+
+    def spy(self: Runner, job: Any, folder: Path) -> Any:
+        seen.append(job.experiment)
+        return run(self, job, folder)
+
+    monkeypatch.setattr(Runner, "run", spy)
+    return seen

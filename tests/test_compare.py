@@ -20,7 +20,6 @@ from islands.cli import app
 from islands.comparison import compare, summarize_runs
 from islands.config import Experiment
 from islands.errors import InputError, RunError
-from islands.experiment import Runner
 from islands.results.result import Result
 from islands.results.study_tables import print_comparison
 from islands.study import Study, method_settings, study_of
@@ -40,20 +39,6 @@ GRID: dict[str, Any] = {"lr": [0.003, 0.03], "seeds": 2}
 
 def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["compare", "--in-process", *arguments])
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
-    """The experiments that were really trained, in order."""
-    seen: list[Experiment] = []
-    run = Runner.run
-
-    def spy(self: Runner, job: Any, folder: Path) -> Any:
-        seen.append(job.experiment)
-        return run(self, job, folder)
-
-    monkeypatch.setattr(Runner, "run", spy)
-    return seen
 
 
 # ------------------------------------------------------------------------------- what is compared

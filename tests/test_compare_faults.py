@@ -17,7 +17,6 @@ from islands.cli import app
 from islands.comparison import compare
 from islands.config import Experiment
 from islands.errors import InputError
-from islands.experiment import Runner
 from islands.results.result import Result
 from islands.results.study_tables import print_comparison
 from islands.study import Study
@@ -79,25 +78,17 @@ def test_a_study_with_faults_reads_back_equal(tmp_path: Path) -> None:
 
 
 def test_a_study_with_faults_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[Experiment]
 ) -> None:
     """Runs in which not everyone takes every step count as finished; other faults are refused."""
-    seen: list[Experiment] = []
-    run = Runner.run
-
-    def spy(self: Runner, job: Any, folder: Path) -> Any:
-        seen.append(job.experiment)
-        return run(self, job, folder)
-
-    monkeypatch.setattr(Runner, "run", spy)
     entries = ["{label: few, method: dense, replicas: [[0, 2], [6, 4]]}"]
     entries.append("{label: leave, method: dense, faults: [{kind: leave, worker: 1, step: 5}]}")
     first = compare(study(tmp_path, *entries), out=tmp_path / "s", in_process=True)
-    assert len(seen) == 2
+    assert len(trained) == 2
     steps = Result.load(tmp_path / "s" / first.runs[0]["folder"]).table("steps")
     assert steps.num_rows == 6 * 2 + 6 * 4
     again = compare(study(tmp_path, *entries), out=tmp_path / "s", in_process=True)
-    assert len(seen) == 2
+    assert len(trained) == 2
     assert again.rows == first.rows
     entries[1] = entries[1].replace("step: 5", "step: 6")
     with pytest.raises(InputError, match="other settings"):
